@@ -1,0 +1,51 @@
+//! Compiles `proto/` with protox, so that a build needs no protoc.
+//!
+//! Two things come out: the Rust types of the wire, and a descriptor set in which `domain`, `key` and `value` are
+//! `string`, as the official protos have them. The wire types have `bytes` there, so that a request with bytes that are
+//! not UTF-8 can be decoded; reflection and JSON show the official schema.
+
+use std::error::Error;
+use std::path::PathBuf;
+use std::{env, fs};
+
+use prost::Message as _;
+use prost_types::field_descriptor_proto::Type;
+use prost_types::{DescriptorProto, FileDescriptorSet};
+
+/// The messages whose `bytes` fields are `string` in the official protos.
+const TEXT_MESSAGES: [&str; 2] = ["RateLimitRequest", "Entry"];
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let files = ["envoy/service/ratelimit/v3/rls.proto"];
+    println!("cargo::rerun-if-changed=proto");
+
+    let descriptors = protox::compile(files, ["proto"])?;
+    tonic_prost_build::configure()
+        .bytes(".")
+        .include_file("protos.rs")
+        .compile_fds(descriptors.clone())?;
+
+    let out = PathBuf::from(env::var("OUT_DIR")?).join("official_descriptors.bin");
+    fs::write(out, with_official_strings(descriptors).encode_to_vec())?;
+    Ok(())
+}
+
+fn with_official_strings(mut descriptors: FileDescriptorSet) -> FileDescriptorSet {
+    for file in &mut descriptors.file {
+        for message in &mut file.message_type {
+            restore_strings(message);
+        }
+    }
+    descriptors
+}
+
+fn restore_strings(message: &mut DescriptorProto) {
+    if TEXT_MESSAGES.contains(&message.name()) {
+        for field in &mut message.field {
+            if field.r#type() == Type::Bytes {
+                field.set_type(Type::String);
+            }
+        }
+    }
+    message.nested_type.iter_mut().for_each(restore_strings);
+}
