@@ -1,0 +1,166 @@
+//! What the server is told: settings by section, and the rules with all that can be wrong with them.
+
+mod diagnostic;
+mod fields;
+pub mod file;
+pub(crate) mod go;
+pub mod source;
+mod yaml;
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+pub(crate) use self::diagnostic::nearest;
+pub use self::diagnostic::{Diagnostic, Diagnostics, Severity};
+use self::file::Loaded;
+use self::source::{SourceError, SourceFile};
+
+/// The rules of a server that was given none.
+const EXAMPLE: &str = include_str!("config/example.yaml");
+
+/// Where the rules are and how to read them.
+#[derive(Debug, Clone)]
+pub struct RulesConfig {
+    /// Which files.
+    pub source: RulesSource,
+    /// Several files may add descriptors to one domain.
+    pub merge_domains: bool,
+    /// Files and directories whose name starts with a dot are left out.
+    pub ignore_dotfiles: bool,
+}
+
+/// Which rule files.
+#[derive(Debug, Clone)]
+pub enum RulesSource {
+    /// These files and directories.
+    Paths(Vec<PathBuf>),
+    /// The layout of envoyproxy/ratelimit.
+    Runtime(RuntimeDirectory),
+    /// The embedded example.
+    Example,
+}
+
+/// The directory layout of envoyproxy/ratelimit's file loader.
+#[derive(Debug, Clone)]
+pub struct RuntimeDirectory {
+    /// `RUNTIME_ROOT`.
+    pub root: PathBuf,
+    /// `RUNTIME_SUBDIRECTORY`: below the root; may be empty or start with a slash.
+    pub subdirectory: PathBuf,
+    /// `RUNTIME_APPDIRECTORY`: what holds the rules.
+    pub appdirectory: String,
+    /// `RUNTIME_WATCH_ROOT`: what holds the rules may also be files and directories called `APPDIRECTORY.something`.
+    pub watch_root: bool,
+}
+
+/// Why there are no rules. Shows one fault per line.
+#[derive(Debug)]
+pub enum LoadError {
+    /// Files could not be read.
+    Source(Vec<SourceError>),
+    /// Files could be read and are wrong.
+    Rules(Diagnostics),
+}
+
+impl LoadError {
+    /// What is odd beside what is wrong.
+    pub fn warnings(&self) -> impl Iterator<Item = &Diagnostic> {
+        let diagnostics = match self {
+            LoadError::Source(_) => None,
+            LoadError::Rules(diagnostics) => Some(diagnostics),
+        };
+        diagnostics.into_iter().flat_map(Diagnostics::warnings)
+    }
+}
+
+impl fmt::Display for LoadError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let lines: Vec<String> = match self {
+            LoadError::Source(errors) => errors.iter().map(ToString::to_string).collect(),
+            LoadError::Rules(diagnostics) => diagnostics.errors().map(ToString::to_string).collect(),
+        };
+        f.write_str(&lines.join("\n"))
+    }
+}
+
+impl std::error::Error for LoadError {}
+
+impl RulesConfig {
+    /// Reads and compiles the rules.
+    pub fn load(&self) -> Result<Loaded, LoadError> {
+        let files = self.files().map_err(LoadError::Source)?;
+        file::load(&files, self.merge_domains).map_err(LoadError::Rules)
+    }
+
+    fn files(&self) -> Result<Vec<SourceFile>, Vec<SourceError>> {
+        match &self.source {
+            RulesSource::Paths(paths) => source::read(paths, self.ignore_dotfiles),
+            RulesSource::Runtime(runtime) => {
+                let paths = runtime.paths().map_err(|error| vec![error])?;
+                source::read(&paths, self.ignore_dotfiles)
+            }
+            RulesSource::Example => Ok(vec![SourceFile {
+                name: "example.yaml".into(),
+                text: EXAMPLE.into(),
+            }]),
+        }
+    }
+}
+
+impl RuntimeDirectory {
+    /// The directory that holds the rules, or holds what does.
+    fn base(&self) -> PathBuf {
+        let subdirectory = self.subdirectory.strip_prefix("/").unwrap_or(&self.subdirectory);
+        self.root.join(subdirectory)
+    }
+
+    fn paths(&self) -> Result<Vec<PathBuf>, SourceError> {
+        let base = self.base();
+        if !self.watch_root {
+            return Ok(vec![base.join(&self.appdirectory)]);
+        }
+        let unreadable = |source: io::Error| SourceError::Unreadable {
+            path: base.clone(),
+            source,
+        };
+        let mut paths = Vec::new();
+        for entry in base.read_dir().map_err(unreadable)? {
+            let path = entry.map_err(unreadable)?.path();
+            if self.holds_rules(&path) {
+                paths.push(path);
+            }
+        }
+        paths.sort();
+        Ok(paths)
+    }
+
+    fn holds_rules(&self, path: &Path) -> bool {
+        let Some(rest) = path
+            .file_name()
+            .and_then(|name| name.to_str())
+            .and_then(|name| name.strip_prefix(&self.appdirectory))
+        else {
+            return false;
+        };
+        rest.starts_with('.') || (rest.is_empty() && path.is_dir())
+    }
+}
+
+/// Where the server listens and how it ends.
+#[derive(Debug, Clone)]
+pub struct ServerConfig {
+    /// Name or address that the gRPC port is bound to.
+    pub grpc_host: String,
+    /// gRPC port; 0 takes a free one.
+    pub grpc_port: u16,
+    /// Name or address that the HTTP port is bound to.
+    pub host: String,
+    /// HTTP port; 0 takes a free one.
+    pub port: u16,
+    /// How long the server goes on serving after it has said that it is not ready.
+    pub shutdown_linger: Duration,
+    /// How long calls that are under way then have to finish.
+    pub shutdown_grace: Duration,
+}

@@ -1,0 +1,421 @@
+//! YAML as rule files use it: a tree of nodes that keep their text and place.
+//!
+//! The parser speaks YAML 1.2 and leaves scalars alone; what an unquoted scalar means is decided here, as YAML 1.1 has it
+//! in envoyproxy/ratelimit's library (yaml.v2), so that the same file means the same. Aliases are references, not
+//! copies, so a small file cannot grow into a large tree.
+
+use std::collections::HashMap;
+
+use saphyr_parser::{Event, Parser, ScalarStyle, Span, StrInput, Tag};
+
+use super::go;
+
+/// Where something stands in a file, both counted from 1, in characters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Position {
+    pub(crate) line: usize,
+    pub(crate) column: usize,
+}
+
+impl Position {
+    pub(crate) const START: Position = Position { line: 1, column: 1 };
+
+    fn of(marker: saphyr_parser::Marker) -> Self {
+        Position {
+            line: marker.line().max(1),
+            column: marker.col() + 1,
+        }
+    }
+}
+
+/// The first document of a file.
+#[derive(Debug)]
+pub(crate) struct Document {
+    nodes: Vec<Node>,
+    root: Option<NodeRef>,
+    /// Where a second document starts. Only the first is read.
+    pub(crate) second_document: Option<Position>,
+}
+
+/// A node of a [`Document`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct NodeRef(usize);
+
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub(crate) position: Position,
+    pub(crate) content: Content,
+}
+
+#[derive(Debug)]
+pub(crate) enum Content {
+    Scalar(Scalar),
+    Sequence(Vec<NodeRef>),
+    /// Keys and values as written, merge keys and repeated keys included.
+    Mapping(Vec<(NodeRef, NodeRef)>),
+}
+
+/// A scalar: its text, and what that text means.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Scalar {
+    /// As written, quotes and escapes resolved.
+    pub(crate) text: String,
+    pub(crate) meaning: Meaning,
+}
+
+/// What YAML 1.1 makes of a scalar.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Meaning {
+    Null,
+    Bool(bool),
+    Int(i64),
+    Float(f64),
+    Text,
+    /// The unquoted `<<`.
+    Merge,
+}
+
+/// Why a file is not YAML.
+#[derive(Debug)]
+pub(crate) struct SyntaxError {
+    pub(crate) position: Position,
+    pub(crate) message: String,
+}
+
+impl Document {
+    /// Reads the first document of `source`.
+    pub(crate) fn parse(source: &str) -> Result<Document, SyntaxError> {
+        let source = source.strip_prefix('\u{feff}').unwrap_or(source);
+        Reader::new(source).read()
+    }
+
+    /// `None` for an empty file.
+    pub(crate) fn root(&self) -> Option<NodeRef> {
+        self.root
+    }
+
+    pub(crate) fn node(&self, node: NodeRef) -> &Node {
+        &self.nodes[node.0]
+    }
+}
+
+// === impl Reader ===
+
+/// Builds the tree from the parser's events.
+struct Reader<'s> {
+    parser: Parser<'s, StrInput<'s>>,
+    document: Document,
+    /// By the parser's number for the anchor.
+    anchors: HashMap<usize, NodeRef>,
+    /// The collections that are not closed yet, the innermost last.
+    open: Vec<Open>,
+}
+
+struct Open {
+    node: NodeRef,
+    /// In a mapping: the key that waits for its value.
+    key: Option<NodeRef>,
+}
+
+impl<'s> Reader<'s> {
+    fn new(source: &'s str) -> Self {
+        Reader {
+            parser: Parser::new_from_str(source),
+            document: Document {
+                nodes: Vec::new(),
+                root: None,
+                second_document: None,
+            },
+            anchors: HashMap::new(),
+            open: Vec::new(),
+        }
+    }
+
+    fn read(mut self) -> Result<Document, SyntaxError> {
+        let mut ended = false;
+        while let Some(event) = self.parser.next_event() {
+            let (event, span) = match event {
+                Ok(event) => event,
+                // What comes after the first document is not read, so it may be broken.
+                Err(_) if ended => break,
+                Err(error) => return Err(SyntaxError::of_parser(&error)),
+            };
+            match event {
+                Event::DocumentEnd => ended = true,
+                Event::DocumentStart(_) if ended => {
+                    self.document.second_document = Some(Position::of(span.start));
+                    break;
+                }
+                event => self.on(event, span)?,
+            }
+        }
+        Ok(self.document)
+    }
+
+    fn on(&mut self, event: Event<'s>, span: Span) -> Result<(), SyntaxError> {
+        match event {
+            Event::Scalar(text, style, anchor, tag) => {
+                let meaning = Meaning::of(&text, style, tag.as_deref());
+                let scalar = Scalar {
+                    text: text.into_owned(),
+                    meaning,
+                };
+                self.add(Content::Scalar(scalar), anchor, span);
+            }
+            Event::SequenceStart(anchor, _) => self.open(Content::Sequence(Vec::new()), anchor, span),
+            Event::MappingStart(anchor, _) => self.open(Content::Mapping(Vec::new()), anchor, span),
+            Event::SequenceEnd | Event::MappingEnd => {
+                self.open.pop();
+            }
+            Event::Alias(anchor) => self.alias(anchor, span)?,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn open(&mut self, content: Content, anchor: usize, span: Span) {
+        let node = self.add(content, anchor, span);
+        self.open.push(Open { node, key: None });
+    }
+
+    fn alias(&mut self, anchor: usize, span: Span) -> Result<(), SyntaxError> {
+        let error = |message: &str| SyntaxError {
+            position: Position::of(span.start),
+            message: message.into(),
+        };
+        let node = *self
+            .anchors
+            .get(&anchor)
+            .ok_or_else(|| error("this alias names no anchor"))?;
+        if self.open.iter().any(|open| open.node == node) {
+            return Err(error(
+                "this alias stands inside the block that it refers to; take it out",
+            ));
+        }
+        self.attach(node);
+        Ok(())
+    }
+
+    fn add(&mut self, content: Content, anchor: usize, span: Span) -> NodeRef {
+        let node = NodeRef(self.document.nodes.len());
+        self.document.nodes.push(Node {
+            position: Position::of(span.start),
+            content,
+        });
+        if anchor > 0 {
+            self.anchors.insert(anchor, node);
+        }
+        self.attach(node);
+        node
+    }
+
+    /// Puts a node where it stands: in the innermost open collection, or at the root.
+    fn attach(&mut self, node: NodeRef) {
+        let Some(open) = self.open.last_mut() else {
+            self.document.root = Some(node);
+            return;
+        };
+        match &mut self.document.nodes[open.node.0].content {
+            Content::Sequence(items) => items.push(node),
+            Content::Mapping(pairs) => match open.key.take() {
+                Some(key) => pairs.push((key, node)),
+                None => open.key = Some(node),
+            },
+            Content::Scalar(_) => unreachable!("only collections are opened"),
+        }
+    }
+}
+
+impl SyntaxError {
+    fn of_parser(error: &saphyr_parser::ScanError) -> Self {
+        SyntaxError {
+            position: Position::of(*error.marker()),
+            message: error.info().to_owned(),
+        }
+    }
+}
+
+// === impl Meaning ===
+
+impl Meaning {
+    fn of(text: &str, style: ScalarStyle, tag: Option<&Tag>) -> Self {
+        match tag {
+            Some(tag)
+                if tag.is_yaml_core_schema()
+                    && matches!(tag.suffix.as_str(), "int" | "bool" | "float" | "null") =>
+            {
+                Meaning::of_plain(text)
+            }
+            Some(_) => Meaning::Text,
+            None if style == ScalarStyle::Plain => Meaning::of_plain(text),
+            None => Meaning::Text,
+        }
+    }
+
+    /// The rules of yaml.v2: those of YAML 1.1 without base 60, and dates stay text.
+    fn of_plain(text: &str) -> Self {
+        match text {
+            "" | "~" | "null" | "Null" | "NULL" => Meaning::Null,
+            "y" | "Y" | "yes" | "Yes" | "YES" | "true" | "True" | "TRUE" | "on" | "On" | "ON" => {
+                Meaning::Bool(true)
+            }
+            "n" | "N" | "no" | "No" | "NO" | "false" | "False" | "FALSE" | "off" | "Off" | "OFF" => {
+                Meaning::Bool(false)
+            }
+            ".nan" | ".NaN" | ".NAN" => Meaning::Float(f64::NAN),
+            ".inf" | ".Inf" | ".INF" | "+.inf" | "+.Inf" | "+.INF" => Meaning::Float(f64::INFINITY),
+            "-.inf" | "-.Inf" | "-.INF" => Meaning::Float(f64::NEG_INFINITY),
+            "<<" => Meaning::Merge,
+            _ => Meaning::of_number(text),
+        }
+    }
+
+    fn of_number(text: &str) -> Self {
+        let starts_like_a_number =
+            text.starts_with(|c: char| c.is_ascii_digit() || matches!(c, '+' | '-' | '.'));
+        if !starts_like_a_number {
+            return Meaning::Text;
+        }
+        let digits = if text.starts_with('.') {
+            text.to_owned()
+        } else {
+            text.replace('_', "")
+        };
+        if let Some(int) = go::integer(&digits) {
+            return i64::try_from(int).map_or(Meaning::Float(int as f64), Meaning::Int);
+        }
+        if is_float(&digits) {
+            return digits.parse().map_or(Meaning::Text, Meaning::Float);
+        }
+        Meaning::Text
+    }
+}
+
+/// `[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?`
+fn is_float(text: &str) -> bool {
+    let text = text.strip_prefix(['-', '+']).unwrap_or(text);
+    let (mantissa, exponent) = text
+        .split_once(['e', 'E'])
+        .map_or((text, None), |(mantissa, exponent)| (mantissa, Some(exponent)));
+    let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, "0"));
+    let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+    let exponent_fits = exponent.is_none_or(|exponent| {
+        let exponent = exponent.strip_prefix(['-', '+']).unwrap_or(exponent);
+        !exponent.is_empty() && digits(exponent)
+    });
+    digits(whole) && digits(fraction) && !(whole.is_empty() && fraction.is_empty()) && exponent_fits
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scalar(source: &str) -> Scalar {
+        let document = Document::parse(source).expect("it is YAML");
+        match &document.node(document.root().expect("it is not empty")).content {
+            Content::Scalar(scalar) => scalar.clone(),
+            other => panic!("{other:?} is no scalar"),
+        }
+    }
+
+    #[test]
+    fn unquoted_scalars_mean_what_yaml_1_1_says() {
+        #[track_caller]
+        fn test(source: &str, expected: Meaning) {
+            assert_eq!(scalar(source).meaning, expected, "{source}");
+        }
+        for null in ["~", "null", "Null", "NULL"] {
+            test(null, Meaning::Null);
+        }
+        for yes in ["y", "Y", "yes", "on", "On", "true", "TRUE"] {
+            test(yes, Meaning::Bool(true));
+        }
+        for no in ["n", "N", "no", "off", "OFF", "False"] {
+            test(no, Meaning::Bool(false));
+        }
+        for (source, int) in [
+            ("123", 123),
+            ("0x1F", 31),
+            ("0b11", 3),
+            ("0o17", 15),
+            ("010", 8),
+            ("1_000", 1000),
+            ("+5", 5),
+            ("-1", -1),
+            ("0", 0),
+            ("1__0", 10),
+            ("-0x10", -16),
+            ("9223372036854775807", i64::MAX),
+        ] {
+            test(source, Meaning::Int(int));
+        }
+        for (source, float) in [
+            ("1.0", 1.0),
+            ("1e3", 1000.0),
+            ("1e+06", 1e6),
+            (".5", 0.5),
+            ("+.5", 0.5),
+            ("0093", 93.0),
+            ("08", 8.0),
+            ("0099.5", 99.5),
+            ("12e03", 12000.0),
+            ("1_0.5", 10.5),
+            ("1.", 1.0),
+            (".inf", f64::INFINITY),
+            ("18446744073709551615", 18446744073709551615.0),
+        ] {
+            test(source, Meaning::Float(float));
+        }
+        for text in [
+            "a",
+            "yEs",
+            "1.0.0",
+            "2024-01-01",
+            "190:20:30",
+            "0x",
+            "1e",
+            ".5e",
+            "._5",
+            "=",
+            "0x1p4",
+            "v1",
+            "\"5\"",
+            "'no'",
+            "\"\"",
+            "!!str 1.5",
+            "!foo 1.5",
+            "0b",
+            "-",
+            "+",
+            ".",
+            "0x-1",
+            "--1",
+        ] {
+            // A lone dash starts a sequence.
+            if text != "-" {
+                test(text, Meaning::Text);
+            }
+        }
+        test("!!int \"5\"", Meaning::Int(5));
+    }
+
+    #[test]
+    fn the_text_stays_as_written() {
+        assert_eq!(scalar("0x1F").text, "0x1F");
+        assert_eq!(scalar("\u{feff}on").text, "on");
+        assert_eq!(scalar("|\n  a\n  b\n").text, "a\nb\n");
+    }
+
+    #[test]
+    fn an_alias_inside_its_own_anchor_is_refused() {
+        let error = Document::parse("a: &a\n  b: *a\n").unwrap_err();
+        assert_eq!(error.position, Position { line: 2, column: 6 });
+    }
+
+    #[test]
+    fn a_second_document_is_noticed_and_not_read() {
+        let document = Document::parse("a\n---\n{{{").unwrap();
+        assert!(document.second_document.is_some());
+        assert!(Document::parse("---\na\n").unwrap().second_document.is_none());
+    }
+}
