@@ -1,13 +1,29 @@
 //! tollgate decides for Envoy, or any caller over gRPC, whether a request may pass.
+//!
+//! The path of a request: [`rls`] takes the message off the wire and converts it into a [`descriptor::Request`];
+//! [`limiter`] finds the rule of each descriptor in the [`matcher`], names its counter ([`key`]) and lets the [`store`]
+//! count the hits with the arithmetic of an [`algorithm`]; the outcomes become a [`decision::Decision`], which `rls`
+//! converts back.
+//!
+//! Around it: [`config`] reads settings and rules, [`server`] wires and runs everything, [`http`] and [`health`] show it to
+//! the outside, [`replay`] runs recorded requests on a manual [`clock`].
 
 pub mod algorithm;
+pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod decision;
 pub mod descriptor;
+pub mod health;
+pub mod http;
 pub mod key;
 pub mod limiter;
 pub mod matcher;
 pub mod proto;
 pub mod rate_limit;
+pub mod replay;
+pub mod rls;
+pub mod server;
+pub mod shutdown;
 pub mod store;
+pub mod telemetry;

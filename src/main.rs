@@ -1,3 +1,7 @@
-//! The `tollgate` program.
+//! The `tollgate` program: reads the command line, runs one command, prints what went wrong.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    tollgate::cli::main()
+}

@@ -1,0 +1,411 @@
+//! The command line: every flag, the environment variable behind it, and the commands.
+
+mod settings;
+mod values;
+
+use std::env;
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{self, BufReader, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::{Context as _, bail};
+use clap::error::{ContextKind, ContextValue};
+use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+use indicatif::{ProgressBar, ProgressStyle};
+use tokio::sync::mpsc;
+use tracing::{info, warn};
+
+use self::settings::{DecisionSettings, LogSettings, RuleFileSettings, RuleSettings, ServerSettings};
+use crate::clock::Clock;
+use crate::config::file::Loaded;
+use crate::config::{RulesConfig, RulesSource, nearest};
+use crate::limiter::Limiter;
+use crate::matcher::{Limit, Rule};
+use crate::replay::{Replay, Reply};
+use crate::server::Server;
+use crate::shutdown::Signals;
+
+/// The exit code of a command line that cannot be used.
+const USAGE: u8 = 2;
+
+/// A rate-limit decision server for Envoy.
+///
+/// Without a command it serves.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Serve decisions over gRPC (the default)
+    Serve(Serve),
+    /// Check rule files: print every error and warning
+    Check(Check),
+    /// Run recorded requests against rules, on a clock that follows the recording
+    Replay(ReplayCommand),
+}
+
+#[derive(Debug, Args)]
+struct Serve {
+    #[command(flatten)]
+    rules: RuleSettings,
+    #[command(flatten)]
+    decisions: DecisionSettings,
+    #[command(flatten)]
+    server: ServerSettings,
+    #[command(flatten)]
+    log: LogSettings,
+}
+
+#[derive(Debug, Args)]
+struct Check {
+    /// Rule files, and directories of them; together they must make one set of rules
+    #[arg(value_name = "PATH", required = true)]
+    paths: Vec<PathBuf>,
+    /// Print one line per rule
+    #[arg(long)]
+    print: bool,
+    #[command(flatten)]
+    files: RuleFileSettings,
+}
+
+/// One line in: {"time": 1700000000.5, "request": {...}}, the request in proto3 JSON.
+///
+/// One line out: {"time": ..., "response": {...}} or {"time": ..., "error": {"code": ..., "message": ...}}. A byte that is
+/// not UTF-8 is written \xHH in a request's domain, key or value.
+#[derive(Debug, Args)]
+struct ReplayCommand {
+    /// The rules: a file, or a directory of files (repeatable)
+    #[arg(long = "config", value_name = "PATH", required = true)]
+    paths: Vec<PathBuf>,
+    /// The recorded requests, one JSON object per line; - reads them from standard input
+    #[arg(long, value_name = "FILE")]
+    requests: PathBuf,
+    /// Add to each line by how much the statistics of the rules grew
+    #[arg(long)]
+    metrics: bool,
+    /// Print a table of the rules instead of the answers: calls, refused calls, the most hits in one window
+    #[arg(long)]
+    summary: bool,
+    #[command(flatten)]
+    files: RuleFileSettings,
+    #[command(flatten)]
+    decisions: DecisionSettings,
+}
+
+/// Runs the program.
+pub fn main() -> ExitCode {
+    let cli = match parse(env::args_os().collect()) {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Nobody to tell if it cannot be printed.
+            let _ = error.print();
+            return if error.use_stderr() {
+                ExitCode::from(USAGE)
+            } else {
+                ExitCode::SUCCESS
+            };
+        }
+    };
+    let done = match cli.command {
+        Command::Serve(serve) => serve.run(),
+        Command::Check(check) => check.run(),
+        Command::Replay(replay) => replay.run(),
+    };
+    match done {
+        Ok(code) => code,
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Whoever read our output has seen enough.
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error
+        .downcast_ref::<io::Error>()
+        .is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}
+
+/// Reads the command line; what it does not say comes from the environment.
+fn parse(mut arguments: Vec<OsString>) -> Result<Cli, clap::Error> {
+    let help = ["-h", "--help", "-V", "--version"];
+    let first = arguments.get(1).and_then(|argument| argument.to_str());
+    if first.is_none_or(|first| first.starts_with('-') && !help.contains(&first)) {
+        arguments.insert(1.min(arguments.len()), "serve".into());
+    }
+    let mut command = Cli::command();
+    refuse_unknown_variables(&mut command)?;
+    let matches = command
+        .try_get_matches_from_mut(arguments)
+        .map_err(|error| name_variable(error, &command))?;
+    Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
+}
+
+/// Adds to the message about a bad value which environment variable it came from.
+fn name_variable(mut error: clap::Error, command: &clap::Command) -> clap::Error {
+    let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else {
+        return error;
+    };
+    let flag = flag.split(['=', ' ', '[']).next().unwrap_or_default().to_owned();
+    let Some(ContextValue::String(value)) = error.get(ContextKind::InvalidValue) else {
+        return error;
+    };
+    let variable = command
+        .get_subcommands()
+        .flat_map(clap::Command::get_arguments)
+        .find(|argument| {
+            argument
+                .get_long()
+                .is_some_and(|long| flag == format!("--{long}"))
+        })
+        .and_then(|argument| argument.get_env())
+        .filter(|variable| env::var_os(variable).is_some_and(|set| set.to_string_lossy() == *value))
+        .map(|variable| variable.to_string_lossy().into_owned());
+    if let Some(variable) = variable {
+        let source = format!("{flag} <environment variable {variable}>");
+        error.insert(ContextKind::InvalidArg, ContextValue::String(source));
+    }
+    error
+}
+
+/// A misspelt variable of ours would silently leave a default in force.
+fn refuse_unknown_variables(command: &mut clap::Command) -> Result<(), clap::Error> {
+    let known: Vec<String> = command
+        .get_subcommands()
+        .flat_map(clap::Command::get_arguments)
+        .filter_map(|argument| Some(argument.get_env()?.to_string_lossy().into_owned()))
+        .collect();
+    let ours = env::vars_os()
+        .filter_map(|(name, _)| name.into_string().ok())
+        .filter(|name| name.starts_with("TOLLGATE_") && !values::is_injected_by_kubernetes(name));
+    for name in ours {
+        if !known.contains(&name) {
+            let advice = match nearest(&name, known.iter().map(String::as_str)) {
+                Some(meant) => format!("did you mean {meant}?"),
+                None => "see tollgate serve --help".to_owned(),
+            };
+            let message = format!("unknown environment variable {name}; {advice}");
+            return Err(command.error(clap::error::ErrorKind::UnknownArgument, message));
+        }
+    }
+    Ok(())
+}
+
+/// Reads the rules. Prints what is odd about them, and if they cannot be used, all that is wrong.
+fn load(rules: &RulesConfig) -> Option<Loaded> {
+    let loaded = rules.load();
+    let warnings: Vec<_> = match &loaded {
+        Ok(loaded) => loaded.diagnostics.warnings().collect(),
+        Err(error) => error.warnings().collect(),
+    };
+    for warning in warnings {
+        eprintln!("{warning}");
+    }
+    loaded.map_err(|error| eprintln!("{error}")).ok()
+}
+
+// === impl Serve ===
+
+impl Serve {
+    fn run(self) -> anyhow::Result<ExitCode> {
+        self.log.init();
+        let rules = self.rules.to_config();
+        // Refused with the same words as by `check`.
+        let Some(loaded) = load(&rules) else {
+            return Ok(ExitCode::FAILURE);
+        };
+        for variable in settings::without_effect() {
+            warn!(
+                variable,
+                "the environment variable {variable} has no effect: counters are in memory"
+            );
+        }
+        let limits = loaded.matcher.limits();
+        if limits == 0 {
+            warn!("there are no limits in the rules: everything passes");
+        }
+        let limiter = Arc::new(Limiter::new(self.decisions.to_config()));
+        limiter.set_matcher(loaded.matcher);
+
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .enable_all()
+            .build()
+            .context("cannot start the runtime")?;
+        runtime.block_on(async {
+            let (stop, stops) = mpsc::channel(1);
+            let mut signals = Signals::listen().context("cannot listen for signals")?;
+            let config = self.server.to_config();
+            let server = Server::bind(config, limiter, Arc::new(Clock::system())).await?;
+            let (grpc, http) = (server.grpc_address()?, server.http_address()?);
+            warn!(%grpc, "listening for gRPC on {grpc}");
+            warn!(%http, "listening for HTTP on {http}");
+            info!(limits, "loaded {limits} limits");
+            if matches!(rules.source, RulesSource::Example) {
+                eprint!("{}", example_hint(http.port(), grpc.port()));
+            }
+            let forward = tokio::spawn(async move { while stop.send(signals.next().await).await.is_ok() {} });
+            let done = server.run(stops).await;
+            forward.abort();
+            anyhow::Ok(done?)
+        })?;
+        // Connections that outlasted the grace time do not hold up the end.
+        runtime.shutdown_background();
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+fn example_hint(http: u16, grpc: u16) -> String {
+    format!(
+        r#"
+No rules were given, so tollgate runs on an embedded example: 3 requests per minute for each user.
+Try it; the first three calls of a minute answer OK, the others OVER_LIMIT:
+
+  for i in 1 2 3 4 5; do curl -s http://127.0.0.1:{http}/json -d '{{"domain": "example", "descriptors": [{{"entries": [{{"key": "user", "value": "alice"}}]}}]}}'; echo; done
+
+or, over gRPC:
+
+  grpcurl -plaintext -d '{{"domain": "example", "descriptors": [{{"entries": [{{"key": "user", "value": "alice"}}]}}]}}' 127.0.0.1:{grpc} envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit
+
+Give it your own rules with --config FILE-OR-DIRECTORY.
+
+"#
+    )
+}
+
+// === impl Check ===
+
+impl Check {
+    fn run(self) -> anyhow::Result<ExitCode> {
+        let rules = self.files.to_config(RulesSource::Paths(self.paths));
+        let Some(loaded) = load(&rules) else {
+            return Ok(ExitCode::FAILURE);
+        };
+        let mut out = io::stdout().lock();
+        let mut domains: Vec<_> = loaded.matcher.domains().collect();
+        domains.sort_by_key(|domain| domain.name());
+        if self.print {
+            for rule in domains.iter().flat_map(|domain| domain.rules()) {
+                writeln!(out, "{}", rule_line(rule))?;
+            }
+        }
+        writeln!(
+            out,
+            "ok: {} domains, {} limits",
+            domains.len(),
+            loaded.matcher.limits()
+        )?;
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// One rule as `--print` shows it.
+fn rule_line(rule: &Rule) -> String {
+    let mut line = match rule.limit {
+        Limit::Unlimited => format!("{}: unlimited", rule.path),
+        Limit::PerUnit(limit) => format!("{}: {limit}", rule.path),
+    };
+    if !rule.name.is_empty() {
+        line.push_str(&format!(", name {}", rule.name));
+    }
+    if !rule.replaces.is_empty() {
+        line.push_str(&format!(", replaces {}", rule.replaces.join(" ")));
+    }
+    let shares = rule.levels.iter().any(|level| level.share_threshold);
+    let flags = [
+        ("shadow_mode", rule.shadow_mode),
+        ("quota_mode", rule.quota_mode),
+        ("detailed_metric", rule.detailed_metric),
+        ("share_threshold", shares),
+    ];
+    for (flag, _) in flags.iter().filter(|(_, set)| *set) {
+        line.push_str(", ");
+        line.push_str(flag);
+    }
+    line
+}
+
+// === impl ReplayCommand ===
+
+impl ReplayCommand {
+    fn run(self) -> anyhow::Result<ExitCode> {
+        let rules = self.files.to_config(RulesSource::Paths(self.paths));
+        let Some(loaded) = load(&rules) else {
+            return Ok(ExitCode::FAILURE);
+        };
+        let limiter = Limiter::new(self.decisions.to_config());
+        limiter.set_matcher(loaded.matcher);
+        let reply = match (self.summary, self.metrics) {
+            (true, _) => Reply::Summary,
+            (false, true) => Reply::ResponsesWithMetrics,
+            (false, false) => Reply::Responses,
+        };
+        let mut replay = Replay::new(limiter, reply, io::BufWriter::new(io::stdout().lock()));
+
+        let from_stdin = self.requests.as_os_str() == "-";
+        let progress = progress_bar(&self.requests);
+        let unread = if from_stdin {
+            replay.run(progress.wrap_read(io::stdin().lock()))?
+        } else {
+            let file = File::open(&self.requests)
+                .with_context(|| format!("cannot open {}", self.requests.display()))?;
+            replay.run(BufReader::with_capacity(1 << 16, progress.wrap_read(file)))?
+        };
+        progress.finish_and_clear();
+        if unread.count() == 0 {
+            return Ok(ExitCode::SUCCESS);
+        }
+        for line in unread.shown() {
+            eprintln!("{}:{line}", self.requests.display());
+        }
+        bail!(
+            "{} lines of {} were not read",
+            unread.count(),
+            self.requests.display()
+        );
+    }
+}
+
+/// Shows on a terminal how far the recording is read.
+fn progress_bar(requests: &Path) -> ProgressBar {
+    let length = fs::metadata(requests).ok().filter(|metadata| metadata.is_file());
+    match length {
+        Some(metadata) => ProgressBar::new(metadata.len()).with_style(
+            ProgressStyle::with_template("{wide_bar} {percent}% {binary_bytes_per_sec} {eta} left")
+                .expect("the template is valid"),
+        ),
+        None => ProgressBar::new_spinner(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn without_a_command_it_serves() {
+        #[track_caller]
+        fn test(arguments: &[&str], serves: bool) {
+            let cli =
+                parse(arguments.iter().map(OsString::from).collect()).expect("it is a valid command line");
+            assert_eq!(matches!(cli.command, Command::Serve(_)), serves, "{arguments:?}");
+        }
+        test(&["tollgate"], true);
+        test(&["tollgate", "--grpc-port", "0"], true);
+        test(&["tollgate", "serve", "--grpc-port", "0"], true);
+        test(&["tollgate", "check", "rules.yaml"], false);
+    }
+}

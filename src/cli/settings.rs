@@ -1,0 +1,238 @@
+//! The settings: one flag each, with the environment variable it falls back to. A flag wins over its variable.
+//!
+//! Variables without a prefix are those of envoyproxy/ratelimit and mean what they mean there.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+use tracing::level_filters::LevelFilter;
+
+use super::values;
+use crate::config::{RulesConfig, RulesSource, RuntimeDirectory, ServerConfig};
+use crate::limiter::{LimiterConfig, ResponseHeaderNames};
+use crate::rate_limit::Charge;
+use crate::telemetry::{self, LogFormat};
+
+/// Where envoyproxy/ratelimit looks for rules if it is not told.
+const DEFAULT_RUNTIME_ROOT: &str = "/srv/runtime_data/current";
+
+/// Variables of envoyproxy/ratelimit that configure its Redis or Memcached.
+const BACKEND_VARIABLES: [&str; 4] = [
+    "REDIS_URL",
+    "REDIS_PERSECOND_URL",
+    "MEMCACHE_HOST_PORT",
+    "MEMCACHE_SRV",
+];
+
+/// The variables that are set and mean nothing here.
+pub(super) fn without_effect() -> impl Iterator<Item = &'static str> {
+    BACKEND_VARIABLES
+        .into_iter()
+        .filter(|variable| env::var_os(variable).is_some_and(|value| !value.is_empty()))
+}
+
+/// How rule files are read.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Rules")]
+pub(super) struct RuleFileSettings {
+    /// Let several files add descriptors to one domain
+    #[arg(long, env, value_name = "BOOL", value_parser = values::boolean, default_value = "false",
+          num_args = 0..=1, default_missing_value = "true")]
+    merge_domain_config: bool,
+    /// Leave out files and directories whose name starts with a dot
+    #[arg(long, env, value_name = "BOOL", value_parser = values::boolean, default_value = "false",
+          num_args = 0..=1, default_missing_value = "true")]
+    runtime_ignoredotfiles: bool,
+}
+
+impl RuleFileSettings {
+    pub(super) fn to_config(&self, source: RulesSource) -> RulesConfig {
+        RulesConfig {
+            source,
+            merge_domains: self.merge_domain_config,
+            ignore_dotfiles: self.runtime_ignoredotfiles,
+        }
+    }
+}
+
+/// Where the rules of a server are.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Rules")]
+pub(super) struct RuleSettings {
+    /// The rules: a file, or a directory of files (repeatable). Without it, the RUNTIME variables say where the rules are;
+    /// without them, an example is served
+    #[arg(long = "config", env = "TOLLGATE_CONFIG", value_name = "PATH")]
+    paths: Vec<PathBuf>,
+    /// Root of envoyproxy/ratelimit's directory layout [default: `/srv/runtime_data/current`]
+    #[arg(long, env, value_name = "DIR")]
+    runtime_root: Option<PathBuf>,
+    /// Directory below the root
+    #[arg(long, env, value_name = "DIR")]
+    runtime_subdirectory: Option<PathBuf>,
+    /// Directory below that one, which holds the rules
+    #[arg(long, env, value_name = "DIR", default_value = "config")]
+    runtime_appdirectory: String,
+    /// The rules may also be in files and directories beside the last directory that are called like it, with a dot and
+    /// more
+    #[arg(long, env, value_name = "BOOL", value_parser = values::boolean, default_value = "true",
+          num_args = 0..=1, default_missing_value = "true")]
+    runtime_watch_root: bool,
+    #[command(flatten)]
+    files: RuleFileSettings,
+}
+
+impl RuleSettings {
+    pub(super) fn to_config(&self) -> RulesConfig {
+        self.files.to_config(self.source())
+    }
+
+    fn source(&self) -> RulesSource {
+        if !self.paths.is_empty() {
+            return RulesSource::Paths(self.paths.clone());
+        }
+        let asked_for = self.runtime_root.is_some() || self.runtime_subdirectory.is_some();
+        if !asked_for && !Path::new(DEFAULT_RUNTIME_ROOT).exists() {
+            return RulesSource::Example;
+        }
+        RulesSource::Runtime(RuntimeDirectory {
+            root: self
+                .runtime_root
+                .clone()
+                .unwrap_or_else(|| DEFAULT_RUNTIME_ROOT.into()),
+            subdirectory: self.runtime_subdirectory.clone().unwrap_or_default(),
+            appdirectory: self.runtime_appdirectory.clone(),
+            watch_root: self.runtime_watch_root,
+        })
+    }
+}
+
+/// How decisions are made.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Decisions")]
+pub(super) struct DecisionSettings {
+    /// Refuse nothing; statuses and statistics still tell what would have been refused
+    #[arg(long, env, value_name = "BOOL", value_parser = values::boolean, default_value = "false",
+          num_args = 0..=1, default_missing_value = "true")]
+    shadow_mode: bool,
+    /// Treat every limit as a quota: refuse a request only if all its limits are over
+    #[arg(long, env, value_name = "BOOL", value_parser = values::boolean, default_value = "false",
+          num_args = 0..=1, default_missing_value = "true")]
+    quota_mode: bool,
+    /// The share of a limit above which hits count as near it
+    #[arg(long, env, value_name = "RATIO", value_parser = values::ratio, default_value = "0.8")]
+    near_limit_ratio: f32,
+    /// When a descriptor is over its limit, do not charge the others of the same request (domains can say `charge:` instead)
+    #[arg(long, env, value_name = "BOOL", value_parser = values::boolean, default_value = "false",
+          num_args = 0..=1, default_missing_value = "true")]
+    stop_cache_key_increment_when_overlimit: bool,
+    /// Send headers with limit, remaining hits and seconds until reset to the client
+    #[arg(long, env, value_name = "BOOL", value_parser = values::boolean, default_value = "false",
+          num_args = 0..=1, default_missing_value = "true")]
+    limit_response_headers_enabled: bool,
+    /// Name of the header with the limit
+    #[arg(long, env, value_name = "NAME", value_parser = values::header_name, default_value = "RateLimit-Limit")]
+    limit_limit_header: String,
+    /// Name of the header with the remaining hits
+    #[arg(long, env, value_name = "NAME", value_parser = values::header_name, default_value = "RateLimit-Remaining")]
+    limit_remaining_header: String,
+    /// Name of the header with the seconds until reset
+    #[arg(long, env, value_name = "NAME", value_parser = values::header_name, default_value = "RateLimit-Reset")]
+    limit_reset_header: String,
+    /// Put the request and the metadata of its rules into the answer's dynamic metadata
+    #[arg(long, env, value_name = "BOOL", value_parser = values::boolean, default_value = "false",
+          num_args = 0..=1, default_missing_value = "true")]
+    response_dynamic_metadata: bool,
+}
+
+impl DecisionSettings {
+    pub(super) fn to_config(&self) -> LimiterConfig {
+        LimiterConfig {
+            shadow_mode: self.shadow_mode,
+            quota_mode: self.quota_mode,
+            near_limit_ratio: self.near_limit_ratio,
+            charge: if self.stop_cache_key_increment_when_overlimit {
+                Charge::StopWhenOverLimit
+            } else {
+                Charge::Each
+            },
+            response_headers: self.limit_response_headers_enabled.then(|| ResponseHeaderNames {
+                limit: self.limit_limit_header.clone(),
+                remaining: self.limit_remaining_header.clone(),
+                reset: self.limit_reset_header.clone(),
+            }),
+            dynamic_metadata: self.response_dynamic_metadata,
+        }
+    }
+}
+
+/// Where the server listens and how it ends.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Server")]
+pub(super) struct ServerSettings {
+    /// Address of the gRPC port
+    #[arg(long, env, value_name = "ADDRESS", default_value = "0.0.0.0")]
+    grpc_host: String,
+    /// gRPC port; 0 takes a free one
+    #[arg(long, env, value_name = "PORT", value_parser = values::port, default_value = "8081")]
+    grpc_port: u16,
+    /// Address of the HTTP port
+    #[arg(long, env, value_name = "ADDRESS", default_value = "0.0.0.0")]
+    host: String,
+    /// HTTP port; 0 takes a free one
+    #[arg(long, env, value_name = "PORT", value_parser = values::port, default_value = "8080")]
+    port: u16,
+    /// After SIGTERM: how long to go on serving, not ready, while clients learn that this server goes away
+    #[arg(long, env = "TOLLGATE_SHUTDOWN_LINGER", value_name = "DURATION", value_parser = values::duration,
+          default_value = "5s")]
+    shutdown_linger: Duration,
+    /// Then: how long the calls under way have to finish
+    #[arg(long, env = "TOLLGATE_SHUTDOWN_GRACE", value_name = "DURATION", value_parser = values::duration,
+          default_value = "10s")]
+    shutdown_grace: Duration,
+}
+
+impl ServerSettings {
+    pub(super) fn to_config(&self) -> ServerConfig {
+        ServerConfig {
+            grpc_host: address(&self.grpc_host),
+            grpc_port: self.grpc_port,
+            host: address(&self.host),
+            port: self.port,
+            shutdown_linger: self.shutdown_linger,
+            shutdown_grace: self.shutdown_grace,
+        }
+    }
+}
+
+/// An empty address means every address, as in Go; an IPv6 address may stand in brackets.
+fn address(host: &str) -> String {
+    let bare = host
+        .strip_prefix('[')
+        .and_then(|host| host.strip_suffix(']'))
+        .unwrap_or(host);
+    if bare.is_empty() {
+        "0.0.0.0".to_owned()
+    } else {
+        bare.to_owned()
+    }
+}
+
+/// What is logged, and how.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Logs")]
+pub(super) struct LogSettings {
+    /// error, warn, info, debug or trace
+    #[arg(long, env, value_name = "LEVEL", value_parser = values::log_level, default_value = "warn")]
+    log_level: LevelFilter,
+    /// json, or text
+    #[arg(long, env, value_name = "FORMAT", value_parser = values::log_format, default_value = "text")]
+    log_format: LogFormat,
+}
+
+impl LogSettings {
+    pub(super) fn init(&self) {
+        telemetry::init(self.log_level, self.log_format);
+    }
+}

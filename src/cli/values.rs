@@ -1,0 +1,106 @@
+//! How the values of flags and environment variables are read: as envoyproxy/ratelimit reads its variables.
+
+use std::time::Duration;
+
+use tracing::level_filters::LevelFilter;
+
+use crate::config::go;
+use crate::telemetry::LogFormat;
+
+pub(super) fn boolean(text: &str) -> Result<bool, String> {
+    go::boolean(text).ok_or_else(|| "write true or false".into())
+}
+
+pub(super) fn port(text: &str) -> Result<u16, String> {
+    if text.starts_with("tcp://") {
+        return Err("this looks like what Kubernetes sets for a Service of that name; write a port number here, rename the \
+                    Service, or set enableServiceLinks: false in the pod"
+            .into());
+    }
+    go::integer(text)
+        .and_then(|port| u16::try_from(port).ok())
+        .ok_or_else(|| "write a port number from 0 to 65535".into())
+}
+
+pub(super) fn duration(text: &str) -> Result<Duration, String> {
+    go::duration(text).ok_or_else(|| "write a duration with units, such as 300ms, 10s or 1h30m".into())
+}
+
+pub(super) fn ratio(text: &str) -> Result<f32, String> {
+    text.parse()
+        .ok()
+        .filter(|ratio: &f32| ratio.is_finite() && *ratio >= 0.0)
+        .ok_or_else(|| "write a number such as 0.8".into())
+}
+
+pub(super) fn header_name(text: &str) -> Result<String, String> {
+    match axum::http::HeaderName::from_bytes(text.as_bytes()) {
+        Ok(_) => Ok(text.to_owned()),
+        Err(_) => Err("write the name of an HTTP header: letters, digits and dashes".into()),
+    }
+}
+
+pub(super) fn log_level(text: &str) -> Result<LevelFilter, String> {
+    match text.to_ascii_lowercase().as_str() {
+        "panic" | "fatal" | "error" => Ok(LevelFilter::ERROR),
+        "warn" | "warning" => Ok(LevelFilter::WARN),
+        "info" => Ok(LevelFilter::INFO),
+        "debug" => Ok(LevelFilter::DEBUG),
+        "trace" => Ok(LevelFilter::TRACE),
+        _ => Err("write error, warn, info, debug or trace".into()),
+    }
+}
+
+/// `json`, or anything else for text, as envoyproxy/ratelimit has it.
+pub(super) fn log_format(text: &str) -> Result<LogFormat, String> {
+    Ok(if text.eq_ignore_ascii_case("json") {
+        LogFormat::Json
+    } else {
+        LogFormat::Text
+    })
+}
+
+/// Whether Kubernetes sets a variable of this name in every pod beside a Service called `tollgate` or `tollgate-…`.
+pub(super) fn is_injected_by_kubernetes(name: &str) -> bool {
+    let after_port = name.rsplit_once("_PORT").map(|(_, after)| after);
+    name.ends_with("_SERVICE_HOST")
+        || name.contains("_SERVICE_PORT")
+        || after_port.is_some_and(|after| {
+            let mut parts = after.split('_').skip(1);
+            let (port, protocol) = (parts.next(), parts.next());
+            after.is_empty()
+                || port.is_some_and(|port| port.parse::<u16>().is_ok())
+                    && protocol.is_some_and(|protocol| matches!(protocol, "TCP" | "UDP" | "SCTP"))
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_of_a_service_called_tollgate_are_not_ours() {
+        #[track_caller]
+        fn test(name: &str, expected: bool) {
+            assert_eq!(is_injected_by_kubernetes(name), expected, "{name}");
+        }
+        test("TOLLGATE_SERVICE_HOST", true);
+        test("TOLLGATE_SERVICE_PORT", true);
+        test("TOLLGATE_SERVICE_PORT_GRPC", true);
+        test("TOLLGATE_PORT", true);
+        test("TOLLGATE_PORT_8081_TCP", true);
+        test("TOLLGATE_PORT_8081_TCP_ADDR", true);
+        test("TOLLGATE_HEADLESS_PORT_8081_TCP_PROTO", true);
+        test("TOLLGATE_CONFIG", false);
+        test("TOLLGATE_SHUTDOWN_LINGER", false);
+        test("TOLLGATE_PORTS", false);
+    }
+
+    #[test]
+    fn a_port_that_kubernetes_set_is_explained() {
+        assert_eq!(port("8081"), Ok(8081));
+        assert!(port("tcp://10.0.0.1:8081").unwrap_err().contains("Kubernetes"));
+        assert!(port("65536").is_err());
+        assert!(port("").is_err());
+    }
+}

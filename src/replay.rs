@@ -1,0 +1,249 @@
+//! Recorded requests, run against rules on a clock that follows the recording.
+//!
+//! In: one line per request, `{"time": UNIX_SECONDS, "request": {...}}`. Out: one line per request in the same order, or a
+//! summary per rule. A request that is no valid one gets an error as its answer and the run goes on; so it does after a line
+//! that is not such an object, which is remembered and reported at the end.
+
+mod summary;
+
+use std::fmt::Write as _;
+use std::io::{self, BufRead, Write};
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use serde_json::{Map, Value, json};
+use tonic::Code;
+
+use self::summary::Summary;
+use crate::clock::ManualClock;
+use crate::decision::{Decision, Statistics};
+use crate::descriptor::Request;
+use crate::limiter::Limiter;
+use crate::matcher::sanitize_metric_key;
+use crate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
+use crate::rls::{convert, json as proto_json};
+
+/// How many requests pass between two looks for counters that have run out.
+const SWEEP_AFTER: u64 = 1 << 16;
+
+/// What a replay writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reply {
+    /// A line with the answer to each request.
+    Responses,
+    /// The same, with what each request added to the statistics.
+    ResponsesWithMetrics,
+    /// A table of the rules at the end.
+    Summary,
+}
+
+/// A run.
+#[derive(Debug)]
+pub struct Replay<W> {
+    limiter: Limiter,
+    clock: ManualClock,
+    reply: Reply,
+    summary: Summary,
+    out: W,
+}
+
+/// The lines of a recording that could not be read.
+#[derive(Debug, Default)]
+pub struct Unread {
+    count: u64,
+    shown: Vec<String>,
+}
+
+impl Unread {
+    /// How many of them are kept word for word.
+    const MOST_SHOWN: usize = 20;
+
+    /// How many there were.
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// `line: what is wrong`, for the first of them.
+    pub fn shown(&self) -> &[String] {
+        &self.shown
+    }
+
+    fn push(&mut self, line: u64, fault: &str) {
+        self.count += 1;
+        if self.shown.len() < Unread::MOST_SHOWN {
+            self.shown.push(format!("{line}: {fault}"));
+        }
+    }
+}
+
+/// One line of a recording. Further fields are let be.
+#[derive(Deserialize)]
+struct Line<'a> {
+    #[serde(borrow)]
+    time: &'a RawValue,
+    #[serde(borrow)]
+    request: &'a RawValue,
+}
+
+impl Line<'_> {
+    fn since_epoch(&self) -> Option<Duration> {
+        Duration::try_from_secs_f64(self.time.get().parse().ok()?).ok()
+    }
+}
+
+impl<W: Write> Replay<W> {
+    /// A run on empty counters. `limiter` needs rules.
+    pub fn new(limiter: Limiter, reply: Reply, out: W) -> Self {
+        let summary = Summary::new(limiter.matcher().as_deref());
+        Replay {
+            limiter,
+            clock: ManualClock::default(),
+            reply,
+            summary,
+            out,
+        }
+    }
+
+    /// Answers all of `recording`. Fails only if that cannot be read or the answers cannot be written.
+    pub fn run(&mut self, mut recording: impl BufRead) -> io::Result<Unread> {
+        let mut unread = Unread::default();
+        let mut bytes = Vec::new();
+        for number in 1.. {
+            bytes.clear();
+            if recording.read_until(b'\n', &mut bytes)? == 0 {
+                break;
+            }
+            if bytes.trim_ascii().is_empty() {
+                continue;
+            }
+            if let Err(fault) = self.answer_line(&bytes)? {
+                unread.push(number, &fault);
+            }
+            if number % SWEEP_AFTER == 0 {
+                self.limiter.store().sweep(self.clock.now());
+            }
+        }
+        if self.reply == Reply::Summary {
+            write!(self.out, "{}", self.summary)?;
+        }
+        self.out.flush()?;
+        Ok(unread)
+    }
+
+    /// Answers one line; `Ok(Err(_))` says why it could not be read.
+    fn answer_line(&mut self, bytes: &[u8]) -> io::Result<Result<(), String>> {
+        let line: Line<'_> = match serde_json::from_slice(bytes) {
+            Ok(line) => line,
+            Err(error) => return Ok(Err(error.to_string())),
+        };
+        let Some(since_epoch) = line.since_epoch() else {
+            let fault = format!("time must be a number of seconds since 1970, not {}", line.time);
+            return Ok(Err(fault));
+        };
+        self.clock.set(since_epoch);
+        let answer = match proto_json::recorded_request(line.request.get().as_bytes()) {
+            Ok(request) => self.answer(&request),
+            Err(error) => error_answer(Code::InvalidArgument, &error.to_string(), None),
+        };
+        if self.reply != Reply::Summary {
+            writeln!(self.out, "{{\"time\":{},{answer}}}", line.time)?;
+        }
+        Ok(Ok(()))
+    }
+
+    /// The answer to one request, as the inside of a JSON object; empty if nobody reads it.
+    fn answer(&mut self, message: &RateLimitRequest) -> String {
+        let matcher = self.limiter.matcher();
+        let request = convert::request(message);
+        let decided = self
+            .limiter
+            .decide(matcher.as_deref(), &request, self.clock.now());
+        if self.reply == Reply::Summary {
+            match &decided {
+                Ok(decision) => self.summary.count(&request, decision),
+                Err(_) => self.summary.count_error(),
+            }
+            return String::new();
+        }
+        let with_metrics = self.reply == Reply::ResponsesWithMetrics;
+        match decided {
+            Ok(decision) => {
+                let response = proto_json::response(&convert::response(&decision));
+                let mut answer = format!("\"response\":{response}");
+                if with_metrics {
+                    let _ = write!(
+                        answer,
+                        ",\"metrics\":{}",
+                        Value::Object(metrics(&request, &decision))
+                    );
+                }
+                answer
+            }
+            Err(error) => {
+                let metrics = with_metrics.then(|| json!({ "@service": { "service_error": 1 } }));
+                error_answer(tonic::Status::from(error).code(), &error.to_string(), metrics)
+            }
+        }
+    }
+}
+
+fn error_answer(code: Code, message: &str, metrics: Option<Value>) -> String {
+    let error = json!({ "code": code_name(code), "message": message });
+    let mut answer = format!("\"error\":{error}");
+    if let Some(metrics) = metrics {
+        let _ = write!(answer, ",\"metrics\":{metrics}");
+    }
+    answer
+}
+
+/// The names of gRPC for the codes that a decision can fail with.
+fn code_name(code: Code) -> &'static str {
+    match code {
+        Code::InvalidArgument => "INVALID_ARGUMENT",
+        Code::Unavailable => "UNAVAILABLE",
+        _ => "INTERNAL",
+    }
+}
+
+/// By how much the statistics grew, by key and by name.
+fn metrics(request: &Request<'_>, decision: &Decision<'_>) -> Map<String, Value> {
+    let domain = String::from_utf8_lossy(request.domain);
+    let mut metrics = Map::new();
+    let mut add = |key: &str, name: &str, count: u64| {
+        if count > 0 {
+            let counters = metrics.entry(key).or_insert_with(|| json!({}));
+            let total = counters[name].as_u64().unwrap_or(0).saturating_add(count);
+            counters[name] = total.into();
+        }
+    };
+    if !decision.domain_found {
+        add(
+            &sanitize_metric_key(&domain),
+            "domain_not_found",
+            decision.statuses.len() as u64,
+        );
+    }
+    if decision.global_shadow_mode {
+        add("@service", "global_shadow_mode", 1);
+    }
+    for (status, descriptor) in decision.statuses.iter().zip(&request.descriptors) {
+        if let Some(key) = status.metric_key(&domain, &descriptor.entries) {
+            let key = sanitize_metric_key(&key);
+            for (name, count) in by_name(&status.statistics) {
+                add(&key, name, count);
+            }
+        }
+    }
+    metrics
+}
+
+fn by_name(statistics: &Statistics) -> [(&'static str, u64); 5] {
+    [
+        ("total_hits", statistics.total_hits),
+        ("over_limit", statistics.over_limit),
+        ("near_limit", statistics.near_limit),
+        ("within_limit", statistics.within_limit),
+        ("shadow_mode", statistics.shadow_mode),
+    ]
+}
