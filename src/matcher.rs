@@ -19,7 +19,8 @@ use crate::decision::Metadata;
 use crate::descriptor::Entry;
 use crate::rate_limit::{Charge, RateLimit};
 
-pub(crate) use metric_key::{of_override as override_metric_key, sanitize as sanitize_metric_key};
+pub(crate) use metric_key::of_override as override_metric_key;
+pub use metric_key::sanitize as sanitize_metric_key;
 use wildcard::Wildcards;
 pub(crate) use wildcard::is_wildcard;
 

@@ -3,13 +3,15 @@
 pub mod convert;
 pub mod deadline;
 pub mod json;
+mod unknown_domains;
 
 use std::sync::Arc;
 
 use tonic::{Request, Response, Status};
-use tracing::debug;
+use tracing::{debug, warn};
 
 use self::deadline::Deadline;
+use self::unknown_domains::UnknownDomains;
 use crate::clock::Clock;
 use crate::limiter::{DecideError, Limiter};
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_service_server::RateLimitService;
@@ -23,21 +25,29 @@ pub const SERVICE_NAME: &str = "envoy.service.ratelimit.v3.RateLimitService";
 pub struct Rls {
     limiter: Arc<Limiter>,
     clock: Arc<Clock>,
+    unknown_domains: Arc<UnknownDomains>,
 }
 
 impl Rls {
     /// Decides with `limiter` at the time of `clock`.
     pub fn new(limiter: Arc<Limiter>, clock: Arc<Clock>) -> Self {
-        Rls { limiter, clock }
+        Rls {
+            limiter,
+            clock,
+            unknown_domains: Arc::default(),
+        }
     }
 
     /// The answer to `message`.
     pub fn decide(&self, message: &RateLimitRequest) -> Result<RateLimitResponse, DecideError> {
         let matcher = self.limiter.matcher();
         let request = convert::request(message);
-        let decision = self
-            .limiter
-            .decide(matcher.as_deref(), &request, self.clock.now())?;
+        let now = self.clock.now();
+        let decision = self.limiter.decide(matcher.as_deref(), &request, now)?;
+        if !decision.domain_found && self.unknown_domains.is_news(request.domain, now) {
+            let domain = String::from_utf8_lossy(request.domain);
+            warn!(%domain, "there are no rules for the domain {domain}: its requests pass");
+        }
         Ok(convert::response(&decision))
     }
 }

@@ -12,7 +12,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
-use tonic::{Request, Status};
+use tonic::codegen::http::{HeaderValue, Response};
+use tonic::{Code, Request, Status};
+use tower::util::MapResponseLayer;
 use tracing::{debug, warn};
 
 use crate::clock::Clock;
@@ -112,6 +114,7 @@ impl Server {
             .build_v1()?;
         let grpc = tonic::transport::Server::builder()
             .http2_max_pending_accept_reset_streams(Some(MOST_PENDING_RESETS))
+            .layer(MapResponseLayer::new(name_too_large))
             .add_service(RateLimitServiceServer::with_interceptor(
                 rls.clone(),
                 note_deadline(&self.clock),
@@ -188,6 +191,17 @@ async fn accept(listener: &TcpListener) -> io::Result<TcpStream> {
     let (connection, _) = listener.accept().await?;
     connection.set_nodelay(true)?;
     Ok(connection)
+}
+
+/// tonic answers a message that is too large with `OUT_OF_RANGE`, which nothing else here uses; gRPC's code for it is
+/// `RESOURCE_EXHAUSTED`.
+fn name_too_large<B>(mut response: Response<B>) -> Response<B> {
+    if let Some(status) = response.headers_mut().get_mut(Status::GRPC_STATUS)
+        && *status == HeaderValue::from(Code::OutOfRange as u16)
+    {
+        *status = HeaderValue::from(Code::ResourceExhausted as u16);
+    }
+    response
 }
 
 /// Notes on each call when its caller gives up.

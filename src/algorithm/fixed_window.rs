@@ -34,7 +34,7 @@ impl State {
         }
     }
 
-    /// Whether the window is over, so that forgetting the counter changes no answer.
+    /// Whether the window is over, so that the next hit starts a new one.
     ///
     /// A counter outlives a wall clock that is set back: its window is over when the wall clock has passed its end, or
     /// stands before its start and the monotonic clock has passed its end. So a used window is not opened twice, and a
@@ -44,9 +44,10 @@ impl State {
         now.unix_seconds() >= self.window_end || (now.unix_seconds() < start && now.monotonic >= self.closes)
     }
 
-    /// Unix seconds at which the window ends.
-    pub fn window_end(&self) -> u64 {
-        self.window_end
+    /// Whether forgetting the counter changes no answer. Stricter than [`State::is_over`]: `now` may be a little old, and
+    /// the counter newer than it on a wall clock that was set back meanwhile.
+    pub fn is_forgettable(&self, window_seconds: u64, now: Timestamp) -> bool {
+        self.is_over(window_seconds, now) && now.monotonic >= self.closes
     }
 }
 
@@ -166,6 +167,18 @@ mod tests {
         assert!(hit(&limit, &mut state, Hits::Charge(1), clock.now()).over_limit);
         clock.advance(Duration::from_secs(60));
         assert!(!hit(&limit, &mut state, Hits::Charge(1), clock.now()).over_limit);
+    }
+
+    #[test]
+    fn a_counter_is_not_forgotten_by_a_look_from_before_it() {
+        let limit = minute(1);
+        let clock = ManualClock::new(Duration::from_secs(T));
+        let before = clock.now();
+        clock.set(Duration::from_secs(T - 3_600));
+        let state = State::open(&limit, clock.now());
+        assert!(!state.is_forgettable(60, before));
+        clock.advance(Duration::from_secs(60));
+        assert!(state.is_forgettable(60, clock.now()));
     }
 
     fn unit() -> impl Strategy<Value = Unit> {

@@ -39,11 +39,11 @@ pub(super) fn without_effect() -> impl Iterator<Item = &'static str> {
 pub(super) struct RuleFileSettings {
     /// Let several files add descriptors to one domain
     #[arg(long, env, value_name = "BOOL", value_parser = values::boolean, default_value = "false",
-          num_args = 0..=1, default_missing_value = "true")]
+          num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     merge_domain_config: bool,
     /// Leave out files and directories whose name starts with a dot
     #[arg(long, env, value_name = "BOOL", value_parser = values::boolean, default_value = "false",
-          num_args = 0..=1, default_missing_value = "true")]
+          num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     runtime_ignoredotfiles: bool,
 }
 
@@ -77,7 +77,7 @@ pub(super) struct RuleSettings {
     /// The rules may also be in files and directories beside the last directory that are called like it, with a dot and
     /// more
     #[arg(long, env, value_name = "BOOL", value_parser = values::boolean, default_value = "true",
-          num_args = 0..=1, default_missing_value = "true")]
+          num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     runtime_watch_root: bool,
     #[command(flatten)]
     files: RuleFileSettings,
@@ -114,22 +114,22 @@ impl RuleSettings {
 pub(super) struct DecisionSettings {
     /// Refuse nothing; statuses and statistics still tell what would have been refused
     #[arg(long, env, value_name = "BOOL", value_parser = values::boolean, default_value = "false",
-          num_args = 0..=1, default_missing_value = "true")]
+          num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     shadow_mode: bool,
     /// Treat every limit as a quota: refuse a request only if all its limits are over
     #[arg(long, env, value_name = "BOOL", value_parser = values::boolean, default_value = "false",
-          num_args = 0..=1, default_missing_value = "true")]
+          num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     quota_mode: bool,
     /// The share of a limit above which hits count as near it
     #[arg(long, env, value_name = "RATIO", value_parser = values::ratio, default_value = "0.8")]
     near_limit_ratio: f32,
     /// When a descriptor is over its limit, do not charge the others of the same request (domains can say `charge:` instead)
     #[arg(long, env, value_name = "BOOL", value_parser = values::boolean, default_value = "false",
-          num_args = 0..=1, default_missing_value = "true")]
+          num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     stop_cache_key_increment_when_overlimit: bool,
     /// Send headers with limit, remaining hits and seconds until reset to the client
     #[arg(long, env, value_name = "BOOL", value_parser = values::boolean, default_value = "false",
-          num_args = 0..=1, default_missing_value = "true")]
+          num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     limit_response_headers_enabled: bool,
     /// Name of the header with the limit
     #[arg(long, env, value_name = "NAME", value_parser = values::header_name, default_value = "RateLimit-Limit")]
@@ -142,7 +142,7 @@ pub(super) struct DecisionSettings {
     limit_reset_header: String,
     /// Put the request and the metadata of its rules into the answer's dynamic metadata
     #[arg(long, env, value_name = "BOOL", value_parser = values::boolean, default_value = "false",
-          num_args = 0..=1, default_missing_value = "true")]
+          num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     response_dynamic_metadata: bool,
 }
 

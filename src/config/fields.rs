@@ -61,16 +61,18 @@ pub(super) const REPLACES: Schema = Schema {
 
 const SCHEMAS: [&Schema; 4] = [&ROOT, &DESCRIPTOR, &RATE_LIMIT, &REPLACES];
 
-/// How many entries of mappings one file may come to when its aliases are followed: some hundred thousand rules, and far
-/// more than a file without aliases can hold in a reasonable size.
-const MOST_ENTRIES: usize = 5_000_000;
+/// How many entries the aliases of a file may add to those that are written in it: far more than real files have, and few
+/// enough that a small hostile one cannot exhaust the memory.
+const MOST_ADDED_ENTRIES: usize = 1_000_000;
 
 /// What reading a file needs at hand.
 pub(super) struct Reading<'r> {
     pub(super) document: &'r Document,
     pub(super) diagnostics: &'r mut Diagnostics,
-    /// Entries read so far, against [`MOST_ENTRIES`].
+    /// Entries read so far.
     entries: usize,
+    /// How many may be read.
+    most_entries: usize,
 }
 
 /// The entries of one mapping: merge keys resolved, each key once, all of them legal.
@@ -78,8 +80,8 @@ pub(super) struct Fields {
     /// Where the mapping starts.
     pub(super) position: Position,
     fields: Vec<Field>,
-    /// A key was refused; one that seems to be missing may be that one, misspelt.
-    pub(super) has_refused_keys: bool,
+    /// A key was refused.
+    has_refused_keys: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -113,6 +115,11 @@ impl Fields {
     pub(super) fn has(&self, key: &str) -> bool {
         self.get(key).is_some()
     }
+
+    /// Whether the key is absent for certain. If another key was refused, that may be this one, misspelt.
+    pub(super) fn lacks(&self, key: &str) -> bool {
+        !self.has(key) && !self.has_refused_keys
+    }
 }
 
 // === impl Reading ===
@@ -123,12 +130,13 @@ impl<'r> Reading<'r> {
             document,
             diagnostics,
             entries: 0,
+            most_entries: document.len() + MOST_ADDED_ENTRIES,
         }
     }
 
     /// Whether the file has come to more than it may; then an error was reported and reading should end.
     pub(super) fn is_exhausted(&self) -> bool {
-        self.entries > MOST_ENTRIES
+        self.entries > self.most_entries
     }
 
     /// The mapping at `node`, its keys checked against `schema`. `None` if it is no mapping.
@@ -142,6 +150,9 @@ impl<'r> Reading<'r> {
         };
         let mut has_refused_keys = false;
         let mut fields = self.flattened(place, node);
+        if self.is_exhausted() {
+            return None;
+        }
         fields.retain(|field| match self.is_legal_here(place, field, schema) {
             Legality::Legal => true,
             Legality::WithoutEffect => false,
@@ -210,8 +221,8 @@ impl<'r> Reading<'r> {
     }
 
     fn report_exhausted(&mut self, place: &Place<'_>, position: Position) {
-        if self.entries == MOST_ENTRIES + 1 {
-            let fault = format!("with all aliases followed the file has more than {MOST_ENTRIES} entries");
+        if self.entries == self.most_entries + 1 {
+            let fault = "with all its aliases followed the file is too large";
             self.diagnostics
                 .error(place, position, fault, "use fewer aliases of aliases");
         }

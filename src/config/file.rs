@@ -163,13 +163,16 @@ impl FileLoader<'_> {
         let Some(fields) = self.reading.mapping(&place, root, &ROOT) else {
             return;
         };
-        let Some(name) = self.reading.text(&place, &fields, "domain") else {
-            return;
-        };
-        if fields.has("domain") || !fields.has_refused_keys {
-            self.check_domain(&name);
+        let name = self.reading.text(&place, &fields, "domain");
+        if let Some(name) = &name
+            && (fields.has("domain") || fields.lacks("domain"))
+        {
+            self.check_domain(name);
         }
-        self.domain = name.value;
+        self.domain = match name {
+            Some(name) if !name.value.is_empty() => name.value,
+            _ => "?".to_owned(),
+        };
 
         let domain = matcher.domain_mut(&self.domain);
         self.set_charge(domain, &fields);
@@ -277,8 +280,8 @@ impl FileLoader<'_> {
         };
         let fields = self.reading.mapping(&place, node, &DESCRIPTOR)?;
         let key = self.reading.text(&place, &fields, "key");
-        let lacks_key = key.as_ref().is_some_and(|key| key.value.is_empty());
-        if lacks_key && !(fields.has_refused_keys && !fields.has("key")) {
+        let is_empty = key.as_ref().is_some_and(|key| key.value.is_empty());
+        if is_empty && (fields.has("key") || fields.lacks("key")) {
             self.reading.diagnostics.error(
                 &place,
                 fields.position,
@@ -425,13 +428,12 @@ impl FileLoader<'_> {
             return Some(Limit::Unlimited);
         }
         let Some(known) = Unit::from_name(&unit.value) else {
-            // Without a unit, a misspelt key is the likely reason and was reported.
-            if fields.has("unit") || !fields.has_refused_keys {
+            if fields.has("unit") || fields.lacks("unit") {
                 self.report_unit(place, fields, &unit);
             }
             return None;
         };
-        if !fields.has("requests_per_unit") && !fields.has_refused_keys {
+        if fields.lacks("requests_per_unit") {
             let fault = "without requests_per_unit nothing passes";
             self.reading.diagnostics.warning(
                 place,

@@ -94,6 +94,11 @@ impl Document {
         self.root
     }
 
+    /// How many nodes there are.
+    pub(crate) fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
     pub(crate) fn node(&self, node: NodeRef) -> &Node {
         &self.nodes[node.0]
     }

@@ -68,7 +68,7 @@ fn push_level(key: &mut String, level: &[u8], value: Option<&[u8]>) {
 
 /// A key as it is emitted: `:` and `|`, which statsd gives a meaning, become `_`, and so do the dots of anything that
 /// looks like an IPv4 address. Line breaks as well, since statsd lines end there.
-pub(crate) fn sanitize(key: &str) -> String {
+pub fn sanitize(key: &str) -> String {
     let mut sanitized = String::with_capacity(key.len());
     let mut rest = key;
     while !rest.is_empty() {

@@ -68,9 +68,9 @@ impl MemoryStore {
     pub fn sweep(&self, now: Timestamp) -> usize {
         let mut forgotten = 0;
         self.counters.retain(|key, state| {
-            let over = state.is_over(CounterKey::window_seconds(key), now);
-            forgotten += usize::from(over);
-            !over
+            let forget = state.is_forgettable(CounterKey::window_seconds(key), now);
+            forgotten += usize::from(forget);
+            !forget
         });
         if forgotten > 0 {
             self.shrink();

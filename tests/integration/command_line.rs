@@ -1,0 +1,400 @@
+//! The program as a user starts it.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::process::{Child, Command, Output, Stdio};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::support::http;
+
+/// The program with nothing in its environment.
+fn tollgate(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
+    command.env_clear().args(arguments).stdin(Stdio::null());
+    command
+}
+
+fn run(mut command: Command) -> (i32, String, String) {
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = command.output().expect("the program can be started");
+    let text = |bytes| String::from_utf8(bytes).expect("it prints text");
+    (status.code().expect("it exits"), text(stdout), text(stderr))
+}
+
+fn file(directory: &TempDir, name: &str, text: &str) -> String {
+    let path = directory.path().join(name);
+    fs::write(&path, text).unwrap();
+    path.display().to_string()
+}
+
+const GOOD: &str = "
+domain: shop
+descriptors:
+  - {key: ip, rate_limit: {unit: minute, requests_per_unit: 2, name: per-ip}}
+  - {key: path, value: '/a/*', share_threshold: true, shadow_mode: true, rate_limit: {unit: hour, unit_multiplier: 2, requests_per_unit: 9}}
+  - {key: free, rate_limit: {unlimited: true, replaces: [{name: per-ip}]}}
+";
+
+const BAD: &str = "
+domain: shop
+descriptors:
+  - {key: ip, rate_limit: {unit: minutes, requests_per_unit: 2}}
+  - {key: path, valeu: x}
+  - {key: user, rate_limit: {unit: hour, requests_per_unit: '5'}}
+  - {value: x}
+  - {key: ip}
+";
+
+#[test]
+fn check_prints_every_error_and_serve_refuses_with_the_same_words() {
+    let directory = tempfile::tempdir().unwrap();
+    let bad = file(&directory, "bad.yaml", BAD);
+    let (code, out, checked) = run(tollgate(&["check", &bad]));
+    assert_eq!((code, out.as_str()), (1, ""));
+    let places: Vec<String> = checked
+        .lines()
+        .map(|line| line.strip_prefix(&format!("{bad}:")).unwrap_or(line))
+        .map(|line| line.split(": ").next().unwrap().to_owned())
+        .collect();
+    assert_eq!(places, ["4:34", "5:17", "6:61", "7:5", "8:5"], "{checked}");
+    assert!(
+        checked.lines().all(|line| line.contains("; ")),
+        "every error has advice: {checked}"
+    );
+
+    let (code, _, served) = run(tollgate(&[
+        "serve",
+        "--config",
+        &bad,
+        "--grpc-port",
+        "0",
+        "--port",
+        "0",
+    ]));
+    assert_eq!((code, served), (1, checked));
+}
+
+#[test]
+fn check_prints_one_line_per_rule() {
+    let directory = tempfile::tempdir().unwrap();
+    let good = file(&directory, "good.yaml", GOOD);
+    let (code, out, _) = run(tollgate(&["check", "--print", &good]));
+    let expected = "\
+shop.ip: 2 per MINUTE, name per-ip
+shop.path_/a/*: 9 per 2 HOUR, shadow_mode, share_threshold
+shop.free: unlimited, replaces per-ip
+ok: 1 domains, 3 limits
+";
+    assert_eq!((code, out.as_str()), (0, expected));
+}
+
+#[test]
+fn check_takes_several_paths_as_one_set() {
+    let directory = tempfile::tempdir().unwrap();
+    let (a, b) = (
+        file(&directory, "a", "domain: d\n"),
+        file(&directory, "b", "domain: d\n"),
+    );
+    assert_eq!(run(tollgate(&["check", &a, &b])).0, 1);
+    assert_eq!(run(tollgate(&["check", "--merge-domain-config", &a, &b])).0, 0);
+    let mut command = tollgate(&["check", &a, &b]);
+    command.env("MERGE_DOMAIN_CONFIG", "T");
+    assert_eq!(run(command).0, 0);
+}
+
+fn call(time: &str, value: &str) -> String {
+    format!(
+        r#"{{"time": {time}, "request": {{"domain": "shop", "descriptors": [{{"entries": [{{"key": "ip", "value": "{value}"}}]}}]}}}}"#
+    )
+}
+
+/// Runs `replay` on `recording` from standard input.
+fn replay(recording: &str, more: &[&str]) -> (i32, String, String) {
+    let directory = tempfile::tempdir().unwrap();
+    let rules = file(&directory, "rules.yaml", GOOD);
+    let recording_file = file(&directory, "requests.jsonl", recording);
+    let mut command = tollgate(&["replay", "--config", &rules, "--requests", "-"]);
+    command.args(more).stdin(fs::File::open(recording_file).unwrap());
+    run(command)
+}
+
+#[test]
+fn replay_answers_line_by_line_and_echoes_the_time() {
+    let recording = [
+        call("1700000000", "a"),
+        call("1700000000.250", "a"),
+        call("1700000001", "a"),
+        call("1700000001", r"\\xff"),
+        r#"{"time": 1700000002, "request": {"domain": ""}}"#.into(),
+        r#"{"time": 1700000003, "request": {"domian": "shop"}}"#.into(),
+        String::new(),
+    ]
+    .join("\n");
+    let (code, out, err) = replay(&recording, &[]);
+    assert_eq!((code, err.as_str()), (0, ""));
+    let lines: Vec<Value> = out
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let codes: Vec<&str> = lines[..4]
+        .iter()
+        .map(|line| line["response"]["overallCode"].as_str().unwrap())
+        .collect();
+    assert_eq!(codes, ["OK", "OK", "OVER_LIMIT", "OK"]);
+    assert!(
+        out.lines()
+            .nth(1)
+            .unwrap()
+            .starts_with(r#"{"time":1700000000.250,"#),
+        "{out}"
+    );
+    assert_eq!(lines[4]["error"]["code"], "INVALID_ARGUMENT");
+    assert_eq!(
+        lines[4]["error"]["message"],
+        "rate limit domain must not be empty"
+    );
+    assert!(
+        lines[5]["error"]["message"].as_str().unwrap().contains("domian"),
+        "{out}"
+    );
+}
+
+#[test]
+fn replay_reports_lines_that_it_cannot_read_and_goes_on() {
+    let recording = [
+        call("1700000000", "a"),
+        "{\"time\": 17".into(),
+        call("\"soon\"", "a"),
+        call("-1", "a"),
+        call("1700000000", "a"),
+    ]
+    .join("\n");
+    let (code, out, err) = replay(&recording, &[]);
+    assert_eq!(code, 1);
+    assert_eq!(out.lines().count(), 2, "{out}");
+    let lines: Vec<&str> = err.lines().collect();
+    assert!(lines[0].starts_with("-:2: "), "{err}");
+    assert_eq!(
+        lines[1],
+        "-:3: time must be a number of seconds since 1970, not \"soon\""
+    );
+    assert_eq!(
+        lines[2],
+        "-:4: time must be a number of seconds since 1970, not -1"
+    );
+    assert_eq!(lines[3], "error: 3 lines of - were not read");
+}
+
+#[test]
+fn replay_sums_up_per_rule() {
+    let recording = [
+        call("1700000000", "a"),
+        call("1700000001", "a"),
+        call("1700000002", "a"),
+        call("1700000003", "b"),
+    ];
+    let (code, out, _) = replay(&recording.join("\n"), &["--summary"]);
+    assert_eq!(code, 0);
+    let rows: Vec<Vec<&str>> = out
+        .lines()
+        .map(|line| line.split_whitespace().collect())
+        .collect();
+    assert_eq!(rows[0], ["rule", "limit", "calls", "refused", "peak"]);
+    assert_eq!(rows[1], ["shop.ip", "2", "per", "MINUTE", "4", "1", "3"]);
+    assert_eq!(rows[3], ["shop.free", "unlimited", "0", "0", "0"]);
+    assert_eq!(
+        out.lines().last().unwrap(),
+        "4 requests, 1 refused, 0 without a decision"
+    );
+}
+
+#[test]
+fn replay_takes_its_settings_from_the_environment() {
+    let directory = tempfile::tempdir().unwrap();
+    let rules = file(&directory, "rules.yaml", GOOD);
+    let requests = file(&directory, "requests.jsonl", &call("1700000000", "a"));
+    let mut command = tollgate(&["replay", "--config", &rules, "--requests", &requests]);
+    command
+        .env("LIMIT_RESPONSE_HEADERS_ENABLED", "true")
+        .env("LIMIT_RESET_HEADER", "X-Reset");
+    let (code, out, err) = run(command);
+    assert_eq!((code, err.as_str()), (0, ""));
+    let answer: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(answer["response"]["responseHeadersToAdd"][2]["key"], "X-Reset");
+    assert_eq!(answer["response"]["responseHeadersToAdd"][2]["value"], "40");
+}
+
+#[test]
+fn a_bad_setting_names_its_variable_and_what_to_write() {
+    #[track_caller]
+    fn test(variable: &str, value: &str, expected: &[&str]) {
+        let mut command = tollgate(&["serve"]);
+        command.env(variable, value);
+        let (code, _, err) = run(command);
+        assert_eq!(code, 2, "{err}");
+        for part in expected.iter().chain([&variable]) {
+            assert!(err.contains(part), "{part} is missing in: {err}");
+        }
+    }
+    test("SHADOW_MODE", "maybe", &["'maybe'", "write true or false"]);
+    test("SHADOW_MODE", "", &["write true or false"]);
+    test("GRPC_PORT", "tcp://10.0.0.1:8081", &["Kubernetes"]);
+    test("NEAR_LIMIT_RATIO", "much", &["write a number such as 0.8"]);
+    test(
+        "LIMIT_LIMIT_HEADER",
+        "bad header",
+        &["letters, digits and dashes"],
+    );
+    test("LOG_LEVEL", "loud", &["error, warn, info, debug or trace"]);
+    test("TOLLGATE_SHUTDOWN_GRACE", "10", &["write a duration with units"]);
+    test("TOLLGATE_CONFG", "rules", &["did you mean TOLLGATE_CONFIG?"]);
+}
+
+#[test]
+fn a_path_without_rules_is_named() {
+    let (code, _, err) = run(tollgate(&["serve", "--config", "/nowhere/rules"]));
+    assert_eq!(code, 1);
+    assert!(
+        err.contains("cannot read /nowhere/rules: No such file or directory"),
+        "{err}"
+    );
+}
+
+/// A server started as a user would, and the lines that it prints.
+struct Served {
+    child: Child,
+    lines: std::io::Lines<BufReader<std::process::ChildStderr>>,
+}
+
+impl Served {
+    fn start(arguments: &[&str]) -> Self {
+        let ports = [
+            "--host",
+            "127.0.0.1",
+            "--port",
+            "0",
+            "--grpc-host",
+            "127.0.0.1",
+            "--grpc-port",
+            "0",
+        ];
+        let mut command = tollgate(&[arguments, &ports].concat());
+        let mut child = command
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the program can be started");
+        let lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        Served { child, lines }
+    }
+
+    /// The next line that holds `part`.
+    fn line_with(&mut self, part: &str) -> String {
+        self.lines
+            .by_ref()
+            .map(Result::unwrap)
+            .find(|line| line.contains(part))
+            .unwrap_or_else(|| panic!("it never printed {part}"))
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(i32::try_from(self.child.id()).unwrap());
+        kill(pid, signal).unwrap();
+    }
+
+    fn exit_code(mut self) -> Option<i32> {
+        self.child.wait().unwrap().code()
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+    }
+}
+
+#[tokio::test]
+async fn without_rules_it_serves_an_example_and_says_how_to_try_it() {
+    let mut served = Served::start(&[]);
+    served.line_with("No rules were given");
+    let hint = served.line_with("curl -s");
+    let address = hint
+        .split("http://")
+        .nth(1)
+        .unwrap()
+        .split('/')
+        .next()
+        .unwrap()
+        .parse()
+        .unwrap();
+    let json = hint.split("-d '").nth(1).unwrap().split('\'').next().unwrap();
+    loop {
+        let mut answers: Vec<Value> = Vec::new();
+        for _ in 0..4 {
+            answers.push(serde_json::from_str(&http(address, "POST", "/json", json).await.1).unwrap());
+        }
+        let reset = |answer: &Value| {
+            let seconds = answer["statuses"][0]["durationUntilReset"].as_str().unwrap();
+            seconds.strip_suffix('s').unwrap().parse::<u32>().unwrap()
+        };
+        // The real clock may have begun a new minute between them.
+        if reset(&answers[3]) <= reset(&answers[0]) {
+            let codes: Vec<&str> = answers
+                .iter()
+                .map(|answer| answer["overallCode"].as_str().unwrap())
+                .collect();
+            assert_eq!(codes, ["OK", "OK", "OK", "OVER_LIMIT"]);
+            break;
+        }
+    }
+    served.signal(Signal::SIGINT);
+    served.line_with("stopped");
+    assert_eq!(served.exit_code(), Some(0));
+}
+
+#[test]
+fn every_signal_to_stop_ends_it_in_order() {
+    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
+        let mut served = Served::start(&["--shutdown-linger", "0"]);
+        served.line_with("listening for HTTP");
+        served.signal(signal);
+        served.line_with("not ready any more");
+        served.line_with("stopped");
+        assert_eq!(served.exit_code(), Some(0), "{signal}");
+    }
+}
+
+#[test]
+fn a_second_signal_ends_it_at_once() {
+    let mut served = Served::start(&["--shutdown-linger", "1h"]);
+    served.line_with("listening for HTTP");
+    served.signal(Signal::SIGTERM);
+    served.line_with("not ready any more");
+    served.signal(Signal::SIGTERM);
+    served.line_with("asked a second time");
+    assert_eq!(served.exit_code(), Some(0));
+}
+
+#[test]
+fn a_recording_may_be_longer_than_what_its_reader_wants() {
+    let directory = tempfile::tempdir().unwrap();
+    let rules = file(&directory, "rules.yaml", GOOD);
+    let recording = format!("{}\n", call("1700000000", "a")).repeat(10_000);
+    let mut child = tollgate(&["replay", "--config", &rules, "--requests", "-"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let _ = child.stdin.take().unwrap().write_all(recording.as_bytes());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(String::from_utf8(output.stderr).unwrap(), "");
+    assert_eq!(output.status.code(), Some(0));
+}

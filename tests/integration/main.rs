@@ -1,0 +1,12 @@
+//! The program from outside: decisions on a manual clock, the wire, the command line.
+
+#![allow(clippy::unwrap_used)] // what a test cannot go on without fails it
+
+mod command_line;
+mod conformance;
+mod decisions;
+mod regression;
+mod rule_files;
+mod store_contract;
+mod support;
+mod wire;

@@ -1,0 +1,158 @@
+//! The laws that every store keeps.
+
+use std::time::Duration;
+
+use tollgate::clock::{ManualClock, Timestamp};
+use tollgate::descriptor::{Entry, Hits};
+use tollgate::key::CounterKey;
+use tollgate::rate_limit::{Charge, RateLimit, Unit};
+use tollgate::store::Hit;
+use tollgate::store::memory::MemoryStore;
+
+use crate::support::T;
+
+fn hit(value: &str, limit: RateLimit, hits: Hits) -> Hit {
+    let entries = [Entry {
+        key: b"k",
+        value: value.as_bytes(),
+    }];
+    Hit {
+        key: CounterKey::new("d", &entries, None, &limit),
+        limit,
+        hits,
+        shadow_mode: false,
+        quota_mode: false,
+    }
+}
+
+fn at(seconds: u64) -> Timestamp {
+    ManualClock::new(Duration::from_secs(seconds)).now()
+}
+
+/// The counter after one hit.
+fn after(store: &MemoryStore, hit: &Hit, charge: Charge, now: Timestamp) -> u64 {
+    store.hit(std::slice::from_ref(hit), charge, now)[0].after
+}
+
+const CHARGES: [Charge; 3] = [Charge::Each, Charge::AllOrNothing, Charge::StopWhenOverLimit];
+
+#[test]
+fn outcomes_come_in_the_order_of_the_hits() {
+    let limit = RateLimit::per(Unit::Hour, 100);
+    for charge in CHARGES {
+        let store = MemoryStore::default();
+        let hits: Vec<Hit> = (0..50)
+            .map(|i| hit(&format!("v{i}"), limit, Hits::Charge(i)))
+            .collect();
+        let counters: Vec<u64> = store
+            .hit(&hits, charge, at(T))
+            .iter()
+            .map(|outcome| outcome.after)
+            .collect();
+        assert_eq!(counters, (0..50).collect::<Vec<_>>(), "{charge:?}");
+    }
+}
+
+#[test]
+fn no_hits_have_no_outcomes() {
+    for charge in CHARGES {
+        assert!(MemoryStore::default().hit(&[], charge, at(T)).is_empty());
+    }
+}
+
+#[test]
+fn looks_and_refunds_create_no_counter() {
+    let limit = RateLimit::per(Unit::Hour, 1);
+    for charge in CHARGES {
+        let store = MemoryStore::default();
+        assert_eq!(after(&store, &hit("v", limit, Hits::Charge(0)), charge, at(T)), 0);
+        assert_eq!(after(&store, &hit("v", limit, Hits::Refund(9)), charge, at(T)), 0);
+        assert!(store.is_empty(), "{charge:?}");
+    }
+}
+
+#[test]
+fn a_refused_call_leaves_no_counter_behind() {
+    let limit = RateLimit::per(Unit::Hour, 1);
+    let store = MemoryStore::default();
+    let hits = [hit("a", limit, Hits::Charge(1)), hit("b", limit, Hits::Charge(2))];
+    let outcomes = store.hit(&hits, Charge::AllOrNothing, at(T));
+    assert_eq!((outcomes[0].over_limit, outcomes[1].over_limit), (false, true));
+    assert!(store.is_empty());
+}
+
+#[test]
+fn a_changed_limit_keeps_its_counter() {
+    let store = MemoryStore::default();
+    let with = |requests_per_unit| {
+        hit(
+            "v",
+            RateLimit::per(Unit::Hour, requests_per_unit),
+            Hits::Charge(1),
+        )
+    };
+    for _ in 0..7 {
+        after(&store, &with(10), Charge::Each, at(T));
+    }
+    assert_eq!(after(&store, &with(5), Charge::Each, at(T)), 8);
+    assert_eq!(after(&store, &with(20), Charge::Each, at(T)), 9);
+}
+
+#[test]
+fn counters_whose_window_has_passed_are_forgotten() {
+    let store = MemoryStore::default();
+    let clock = ManualClock::new(Duration::from_secs(T));
+    let (now, later) = (clock.now(), {
+        clock.advance(Duration::from_secs(1));
+        clock.now()
+    });
+    for i in 0..10_000 {
+        after(
+            &store,
+            &hit(&format!("s{i}"), RateLimit::per(Unit::Second, 1), Hits::Charge(1)),
+            Charge::Each,
+            now,
+        );
+    }
+    after(
+        &store,
+        &hit("h", RateLimit::per(Unit::Hour, 9), Hits::Charge(4)),
+        Charge::Each,
+        now,
+    );
+    assert_eq!(store.len(), 10_001);
+    assert_eq!(store.sweep(now), 0);
+    assert_eq!(store.sweep(later), 10_000);
+    assert_eq!(store.len(), 1);
+    assert_eq!(
+        after(
+            &store,
+            &hit("h", RateLimit::per(Unit::Hour, 9), Hits::Charge(1)),
+            Charge::Each,
+            later
+        ),
+        5
+    );
+}
+
+#[test]
+fn sweeping_does_not_disturb_counting() {
+    let store = MemoryStore::default();
+    let limit = RateLimit::per(Unit::Hour, 1_000);
+    let admitted: usize = std::thread::scope(|scope| {
+        let sweeper = scope.spawn(|| (0..200).map(|_| store.sweep(at(T))).sum::<usize>());
+        let threads: Vec<_> = (0..8)
+            .map(|_| {
+                scope.spawn(|| {
+                    let call = [hit("v", limit, Hits::Charge(1))];
+                    (0..500)
+                        .filter(|_| !store.hit(&call, Charge::Each, at(T))[0].over_limit)
+                        .count()
+                })
+            })
+            .collect();
+        assert_eq!(sweeper.join().unwrap(), 0);
+        threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+    });
+    assert_eq!(admitted, 1_000);
+}
