@@ -1,0 +1,161 @@
+"""A tollgate server, an upstream and a real Envoy between them, on free ports of the loopback address."""
+import http.client
+import json
+import os
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+
+from upstream import Upstream
+
+HERE = pathlib.Path(__file__).resolve().parent
+LISTENERS = ["main", "default", "strict", "custom", "tcp", "filterlevel"]
+
+
+def wait_for(condition, what, seconds=20):
+    """Waits until `condition()` is true; returns it."""
+    end = time.monotonic() + seconds
+    while True:
+        found = condition()
+        if found:
+            return found
+        if time.monotonic() > end:
+            raise RuntimeError(f"waited {seconds} s in vain for {what}")
+        time.sleep(0.02)
+
+
+def free_ports(count):
+    sockets = []
+    for _ in range(count):
+        s = socket.socket()
+        s.bind(("127.0.0.1", 0))
+        sockets.append(s)
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
+
+
+class Tollgate:
+    """The program under test as a process."""
+
+    def __init__(self, binary, rules, directory, settings):
+        self.log = pathlib.Path(directory) / "tollgate.log"
+        environment = {"PATH": os.environ["PATH"], **settings}
+        command = [binary, "serve", "--config", rules, "--grpc-host", "127.0.0.1", "--grpc-port", "0",
+                   "--host", "127.0.0.1", "--port", "0"]
+        with open(self.log, "w") as log:
+            self.process = subprocess.Popen(command, env=environment, stderr=log)
+        self.grpc = self.port("gRPC")
+        self.http = self.port("HTTP")
+
+    def port(self, what):
+        line = re.compile(rf"listening for {what} on 127\.0\.0\.1:(\d+)")
+        return int(wait_for(lambda: line.search(self.log.read_text()), f"the {what} port")[1])
+
+    def signal(self, number):
+        self.process.send_signal(number)
+
+    def stop(self):
+        if self.process.poll() is None:
+            self.signal(signal.SIGCONT)
+            self.process.kill()
+        self.process.wait()
+
+
+class Reply:
+    def __init__(self, status, headers, body):
+        self.status, self.headers, self.body = status, headers, body
+
+    def header(self, name):
+        """All values of a header, joined; None if there is none."""
+        values = [value for key, value in self.headers if key.lower() == name]
+        return ", ".join(values) if values else None
+
+
+class Lab:
+    def __init__(self, binary, settings):
+        self.directory = pathlib.Path(tempfile.mkdtemp(prefix="lab-"))
+        self.tollgate = Tollgate(binary, HERE / "rules.yaml", self.directory, settings)
+        self.upstream = Upstream()
+        self.envoy = None
+
+    def __enter__(self):
+        *ports, self.admin_port = free_ports(len(LISTENERS) + 1)
+        self.ports = dict(zip(LISTENERS, ports))
+        values = {
+            "ADDR": "127.0.0.1", "P_RLS": self.tollgate.grpc, "P_UP": self.upstream.server_address[1],
+            "P_ADMIN": self.admin_port, "LOG": self.directory / "access.log", "FORMATTER": "false",
+            "CUSTOM_STATUS": "TooManyRequests",
+            **{f"P_{name.upper()}": port for name, port in self.ports.items()},
+        }
+        config = re.sub("@([A-Z_]+)@", lambda m: str(values[m[1]]), (HERE / "envoy.yaml.in").read_text())
+        (self.directory / "envoy.yaml").write_text(config)
+        self.envoy = subprocess.Popen([
+            "envoy", "-c", self.directory / "envoy.yaml", "--concurrency", "1", "--use-dynamic-base-id",
+            "--log-level", "warning", "--log-path", self.directory / "envoy.log",
+            "--file-flush-interval-msec", "50", "--drain-time-s", "1", "--parent-shutdown-time-s", "2",
+        ])
+        wait_for(self.envoy_is_ready, "Envoy")
+        return self
+
+    def envoy_is_ready(self):
+        if self.envoy.poll() is not None:
+            raise RuntimeError("Envoy ended: " + (self.directory / "envoy.log").read_text()[-2000:])
+        try:
+            return self.admin("/ready").strip() == "LIVE"
+        except OSError:
+            return False
+
+    def __exit__(self, *_):
+        if self.envoy:
+            self.envoy.terminate()
+            self.envoy.wait(20)
+        self.tollgate.stop()
+        self.upstream.shutdown()
+        self.upstream.server_close()
+
+    def admin(self, path):
+        connection = http.client.HTTPConnection("127.0.0.1", self.admin_port, timeout=5)
+        connection.request("GET", path)
+        body = connection.getresponse().read().decode()
+        connection.close()
+        return body
+
+    def stat(self, name):
+        """The value of one of Envoy's counters; 0 before it was ever counted."""
+        for line in self.admin(f"/stats?filter=^{re.escape(name)}$").splitlines():
+            return int(line.split(": ")[1])
+        return 0
+
+    def get(self, path, listener="main", headers=None, method="GET", host="lab.test"):
+        connection = http.client.HTTPConnection("127.0.0.1", self.ports[listener], timeout=15)
+        connection.request(method, path, headers={"host": host, **(headers or {})})
+        response = connection.getresponse()
+        reply = Reply(response.status, response.getheaders(), response.read().decode())
+        connection.close()
+        return reply
+
+    def raw(self, listener, data):
+        """What comes back for these bytes until the connection is closed."""
+        received = b""
+        with socket.create_connection(("127.0.0.1", self.ports[listener]), timeout=15) as s:
+            s.sendall(data)
+            try:
+                while chunk := s.recv(65536):
+                    received += chunk
+            except ConnectionResetError:
+                pass
+        return received
+
+    def access_log(self, marker):
+        """The entry of the request that carried the header x-lab-id with this marker."""
+        def find():
+            path = self.directory / "access.log"
+            lines = path.read_text().splitlines() if path.exists() else []
+            return next((entry for entry in map(json.loads, lines) if entry.get("id") == marker), None)
+        return wait_for(find, f"the log entry {marker}")
