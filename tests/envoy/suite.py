@@ -7,7 +7,11 @@ Needs the packages of requirements.txt, with `envoy` on PATH. Prints a line per 
 """
 import argparse
 import concurrent.futures
+import pathlib
+import re
 import signal
+import subprocess
+import textwrap
 import time
 import traceback
 
@@ -36,6 +40,37 @@ def limit_of(reply):
 
 
 # --------------------------------------------------------------- through Envoy
+@check
+def the_readme_shows_a_valid_filter(lab):
+    readme = (pathlib.Path(__file__).parents[2] / "README.md").read_text()
+    snippet = next(block for block in re.findall("```yaml\n(.*?)```", readme, re.S) if block.startswith("http_filters:"))
+    config = lab.directory / "readme.yaml"
+    config.write_text(f"""
+static_resources:
+  listeners:
+  - address: {{socket_address: {{address: 127.0.0.1, port_value: 0}}}}
+    filter_chains:
+    - filters:
+      - name: envoy.filters.network.http_connection_manager
+        typed_config:
+          "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
+          stat_prefix: readme
+          route_config: {{virtual_hosts: [{{name: all, domains: ["*"], routes: []}}]}}
+          http_filters:
+{textwrap.indent(snippet.split(chr(10), 1)[1], " " * 10)}
+          - name: envoy.filters.http.router
+            typed_config: {{"@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}}
+  clusters:
+  - name: ratelimit
+    typed_extension_protocol_options:
+      envoy.extensions.upstreams.http.v3.HttpProtocolOptions:
+        "@type": type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions
+        explicit_http_config: {{http2_protocol_options: {{}}}}
+""")
+    validated = subprocess.run(["envoy", "--mode", "validate", "-c", config], capture_output=True, text=True)
+    assert validated.returncode == 0, validated.stderr
+
+
 @check
 def calls_within_the_limit_reach_the_upstream_and_the_rest_get_429(lab):
     before = lab.upstream.requests
