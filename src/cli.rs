@@ -6,7 +6,7 @@ mod values;
 use std::env;
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::{self, BufReader, Write as _};
+use std::io::{self, BufReader, IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -15,16 +15,15 @@ use anyhow::{Context as _, bail};
 use clap::error::{ContextKind, ContextValue};
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
-use tokio::sync::mpsc;
-use tracing::{info, warn};
+use tracing::warn;
 
 use self::settings::{DecisionSettings, LogSettings, RuleFileSettings, RuleSettings, ServerSettings};
 use crate::clock::Clock;
 use crate::config::file::Loaded;
 use crate::config::{RulesConfig, RulesSource, nearest};
 use crate::limiter::Limiter;
-use crate::matcher::{Limit, Rule};
 use crate::replay::{Replay, Reply};
+use crate::rule::{Level, Rule};
 use crate::server::Server;
 use crate::shutdown::Signals;
 
@@ -35,7 +34,7 @@ const USAGE: u8 = 2;
 ///
 /// Without a command it serves.
 #[derive(Debug, Parser)]
-#[command(version)]
+#[command(version, override_usage = "tollgate [COMMAND] [OPTIONS]")]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -88,7 +87,7 @@ struct ReplayCommand {
     #[arg(long, value_name = "FILE")]
     requests: PathBuf,
     /// Add to each line by how much the statistics of the rules grew
-    #[arg(long)]
+    #[arg(long, conflicts_with = "summary")]
     metrics: bool,
     /// Print a table of the rules instead of the answers: calls, refused calls, the most hits in one window
     #[arg(long)]
@@ -138,12 +137,24 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
 /// Reads the command line; what it does not say comes from the environment.
 fn parse(mut arguments: Vec<OsString>) -> Result<Cli, clap::Error> {
     let help = ["-h", "--help", "-V", "--version"];
+    // Manifests for envoyproxy/ratelimit give its path as the command, or as an argument; it takes no others.
+    if arguments
+        .get(1)
+        .is_some_and(|argument| Path::new(argument).ends_with("ratelimit"))
+    {
+        arguments.remove(1);
+    }
     let first = arguments.get(1).and_then(|argument| argument.to_str());
     if first.is_none_or(|first| first.starts_with('-') && !help.contains(&first)) {
         arguments.insert(1.min(arguments.len()), "serve".into());
     }
     let mut command = Cli::command();
-    refuse_unknown_variables(&mut command)?;
+    let asks_for_help = arguments
+        .iter()
+        .any(|argument| help.iter().any(|help| argument == help));
+    if !asks_for_help {
+        refuse_unknown_variables(&mut command)?;
+    }
     let matches = command
         .try_get_matches_from_mut(arguments)
         .map_err(|error| name_variable(error, &command))?;
@@ -184,18 +195,25 @@ fn refuse_unknown_variables(command: &mut clap::Command) -> Result<(), clap::Err
         .flat_map(clap::Command::get_arguments)
         .filter_map(|argument| Some(argument.get_env()?.to_string_lossy().into_owned()))
         .collect();
-    let ours = env::vars_os()
-        .filter_map(|(name, _)| name.into_string().ok())
-        .filter(|name| name.starts_with("TOLLGATE_") && !values::is_injected_by_kubernetes(name));
-    for name in ours {
-        if !known.contains(&name) {
-            let advice = match nearest(&name, known.iter().map(String::as_str)) {
-                Some(meant) => format!("did you mean {meant}?"),
-                None => "see tollgate serve --help".to_owned(),
-            };
-            let message = format!("unknown environment variable {name}; {advice}");
-            return Err(command.error(clap::error::ErrorKind::UnknownArgument, message));
+    for (name, value) in env::vars_os() {
+        let (name, value) = (name.to_string_lossy(), value.to_string_lossy());
+        let Some(bare) = name.strip_prefix("TOLLGATE_") else {
+            continue;
+        };
+        if known.iter().any(|known| *known == name) || values::is_injected_by_kubernetes(&name, &value) {
+            continue;
         }
+        let meant = known
+            .iter()
+            .map(String::as_str)
+            .find(|known| *known == bare)
+            .or_else(|| nearest(&name, known.iter().map(String::as_str)));
+        let advice = match meant {
+            Some(meant) => format!("did you mean {meant}?"),
+            None => "see tollgate serve --help".to_owned(),
+        };
+        let message = format!("unknown environment variable {name}; {advice}");
+        return Err(command.error(clap::error::ErrorKind::UnknownArgument, message));
     }
     Ok(())
 }
@@ -210,7 +228,11 @@ fn load(rules: &RulesConfig) -> Option<Loaded> {
     for warning in warnings {
         eprintln!("{warning}");
     }
-    loaded.map_err(|error| eprintln!("{error}")).ok()
+    let loaded = loaded.map_err(|error| eprintln!("{error}")).ok()?;
+    if loaded.matcher.domains().next().is_none() {
+        eprintln!("warning: there are no rule files");
+    }
+    Some(loaded)
 }
 
 // === impl Serve ===
@@ -218,19 +240,23 @@ fn load(rules: &RulesConfig) -> Option<Loaded> {
 impl Serve {
     fn run(self) -> anyhow::Result<ExitCode> {
         self.log.init();
+        if let Some(variable) = settings::unsupported() {
+            bail!("{variable} is set, and what it asks for is not supported; take it out to start without");
+        }
         let rules = self.rules.to_config();
         // Refused with the same words as by `check`.
         let Some(loaded) = load(&rules) else {
             return Ok(ExitCode::FAILURE);
         };
-        for variable in settings::without_effect() {
+        let ignored = settings::without_effect().join(", ");
+        if !ignored.is_empty() {
             warn!(
-                variable,
-                "the environment variable {variable} has no effect: counters are in memory"
+                variables = ignored,
+                "environment variables without effect: {ignored}"
             );
         }
-        let limits = loaded.matcher.limits();
-        if limits == 0 {
+        let rules_loaded = loaded.matcher.rules();
+        if rules_loaded == 0 {
             warn!("there are no limits in the rules: everything passes");
         }
         let limiter = Arc::new(Limiter::new(self.decisions.to_config()));
@@ -241,21 +267,17 @@ impl Serve {
             .build()
             .context("cannot start the runtime")?;
         runtime.block_on(async {
-            let (stop, stops) = mpsc::channel(1);
-            let mut signals = Signals::listen().context("cannot listen for signals")?;
+            let signals = Signals::listen().context("cannot listen for signals")?;
             let config = self.server.to_config();
             let server = Server::bind(config, limiter, Arc::new(Clock::system())).await?;
             let (grpc, http) = (server.grpc_address()?, server.http_address()?);
             warn!(%grpc, "listening for gRPC on {grpc}");
             warn!(%http, "listening for HTTP on {http}");
-            info!(limits, "loaded {limits} limits");
+            warn!(rules = rules_loaded, "loaded {rules_loaded} rules");
             if matches!(rules.source, RulesSource::Example) {
                 eprint!("{}", example_hint(http.port(), grpc.port()));
             }
-            let forward = tokio::spawn(async move { while stop.send(signals.next().await).await.is_ok() {} });
-            let done = server.run(stops).await;
-            forward.abort();
-            anyhow::Ok(done?)
+            anyhow::Ok(server.run(signals.into_stream()).await?)
         })?;
         // Connections that outlasted the grace time do not hold up the end.
         runtime.shutdown_background();
@@ -293,38 +315,45 @@ impl Check {
         let mut domains: Vec<_> = loaded.matcher.domains().collect();
         domains.sort_by_key(|domain| domain.name());
         if self.print {
-            for rule in domains.iter().flat_map(|domain| domain.rules()) {
-                writeln!(out, "{}", rule_line(rule))?;
+            for domain in &domains {
+                for rule in domain.rules() {
+                    writeln!(out, "{}", rule_line(domain.name(), rule))?;
+                }
             }
         }
+        let count = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
         writeln!(
             out,
-            "ok: {} domains, {} limits",
-            domains.len(),
-            loaded.matcher.limits()
+            "ok: {}, {}",
+            count(domains.len(), "domain"),
+            count(loaded.matcher.rules(), "rule")
         )?;
         Ok(ExitCode::SUCCESS)
     }
 }
 
 /// One rule as `--print` shows it.
-fn rule_line(rule: &Rule) -> String {
-    let mut line = match rule.limit {
-        Limit::Unlimited => format!("{}: unlimited", rule.path),
-        Limit::PerUnit(limit) => format!("{}: {limit}", rule.path),
-    };
-    if !rule.name.is_empty() {
-        line.push_str(&format!(", name {}", rule.name));
+fn rule_line(domain: &str, rule: &Rule) -> String {
+    let mut line = domain.to_owned();
+    for level in &rule.levels {
+        let equals = if level.pattern.is_empty() { "" } else { "=" };
+        line.push_str(&format!(" > {}{equals}{}", level.key, level.pattern));
+    }
+    line.push_str(&format!(": {}", rule.limit));
+    for limit in rule.limits().iter().filter(|limit| !limit.name.is_empty()) {
+        line.push_str(&format!(", name {}", limit.name));
     }
     if !rule.replaces.is_empty() {
         line.push_str(&format!(", replaces {}", rule.replaces.join(" ")));
     }
-    let shares = rule.levels.iter().any(|level| level.share_threshold);
+    let any = |flag: fn(&Level) -> bool| rule.levels.iter().any(flag);
     let flags = [
         ("shadow_mode", rule.shadow_mode),
         ("quota_mode", rule.quota_mode),
         ("detailed_metric", rule.detailed_metric),
-        ("share_threshold", shares),
+        ("share_threshold", any(|level| level.share_threshold)),
+        ("value_to_metric", any(|level| level.value_to_metric)),
+        ("metadata", rule.metadata.is_some()),
     ];
     for (flag, _) in flags.iter().filter(|(_, set)| *set) {
         line.push_str(", ");
@@ -353,12 +382,15 @@ impl ReplayCommand {
         let from_stdin = self.requests.as_os_str() == "-";
         let progress = progress_bar(&self.requests);
         let unread = if from_stdin {
-            replay.run(progress.wrap_read(io::stdin().lock()))?
+            replay.run(progress.wrap_read(io::stdin().lock()))
         } else {
-            let file = File::open(&self.requests)
-                .with_context(|| format!("cannot open {}", self.requests.display()))?;
-            replay.run(BufReader::with_capacity(1 << 16, progress.wrap_read(file)))?
-        };
+            let cannot = |what: &str| format!("cannot {what} {}", self.requests.display());
+            let file = File::open(&self.requests).with_context(|| cannot("open"))?;
+            if file.metadata().is_ok_and(|metadata| metadata.is_dir()) {
+                bail!("{}: it is a directory", cannot("read"));
+            }
+            replay.run(BufReader::with_capacity(1 << 16, progress.wrap_read(file)))
+        }?;
         progress.finish_and_clear();
         if unread.count() == 0 {
             return Ok(ExitCode::SUCCESS);
@@ -366,16 +398,20 @@ impl ReplayCommand {
         for line in unread.shown() {
             eprintln!("{}:{line}", self.requests.display());
         }
+        let lines = if unread.count() == 1 { "line" } else { "lines" };
         bail!(
-            "{} lines of {} were not read",
+            "{} {lines} of {} could not be read",
             unread.count(),
             self.requests.display()
         );
     }
 }
 
-/// Shows on a terminal how far the recording is read.
+/// Shows on a terminal how far the recording is read, unless the answers go there as well.
 fn progress_bar(requests: &Path) -> ProgressBar {
+    if io::stdout().is_terminal() {
+        return ProgressBar::hidden();
+    }
     let length = fs::metadata(requests).ok().filter(|metadata| metadata.is_file());
     match length {
         Some(metadata) => ProgressBar::new(metadata.len()).with_style(

@@ -1,6 +1,6 @@
 //! The time: what a decision knows of it, and the one reader of the machine's clocks.
 //!
-//! A [`Clock`] is read once per request; everything below takes the [`Timestamp`] as an argument.
+//! A [`Clock`] is read once per decision; everything below takes the [`Timestamp`] as an argument.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
@@ -21,6 +21,16 @@ impl Timestamp {
     /// Whole seconds since 1970-01-01 UTC.
     pub fn unix_seconds(&self) -> u64 {
         self.since_epoch.as_secs()
+    }
+
+    /// Whole milliseconds since 1970-01-01 UTC; saturates.
+    pub fn unix_milliseconds(&self) -> u64 {
+        u64::try_from(self.since_epoch.as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// Nanoseconds on the monotonic clock; saturates after 584 years.
+    pub fn monotonic_nanoseconds(&self) -> u64 {
+        nanoseconds(self.monotonic)
     }
 }
 
@@ -84,11 +94,12 @@ pub struct ManualClock {
 }
 
 impl ManualClock {
-    /// A clock that shows `since_epoch`.
+    /// A clock that shows `since_epoch`; its monotonic time starts at zero.
     pub fn new(since_epoch: Duration) -> Self {
-        let clock = ManualClock::default();
-        clock.set(since_epoch);
-        clock
+        ManualClock {
+            wall: nanoseconds(since_epoch).into(),
+            monotonic: 0.into(),
+        }
     }
 
     /// Sets the wall time. Meant for one caller at a time.

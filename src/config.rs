@@ -1,9 +1,11 @@
 //! What the server is told: settings by section, and the rules with all that can be wrong with them.
 
+mod address;
 mod diagnostic;
 mod fields;
 pub mod file;
 pub(crate) mod go;
+mod limit;
 pub mod source;
 mod yaml;
 
@@ -131,6 +133,19 @@ impl RuntimeDirectory {
             if self.holds_rules(&path) {
                 paths.push(path);
             }
+        }
+        if paths.is_empty() {
+            let missing = io::Error::new(
+                io::ErrorKind::NotFound,
+                format!(
+                    "neither it nor anything called {}.something is there",
+                    self.appdirectory
+                ),
+            );
+            return Err(SourceError::Unreadable {
+                path: base.join(&self.appdirectory),
+                source: missing,
+            });
         }
         paths.sort();
         Ok(paths)

@@ -4,13 +4,10 @@ use std::borrow::Cow;
 
 use smallvec::SmallVec;
 
-use crate::algorithm::Outcome;
+use crate::algorithm::{BanOutcome, Outcome};
 use crate::descriptor::{Entry, Hits};
-use crate::matcher::{Rule, override_metric_key};
-use crate::rate_limit::RateLimit;
-
-/// Free-form data that a rule carries and that passed requests get back.
-pub type Metadata = serde_json::Map<String, serde_json::Value>;
+use crate::rate_limit::{RateLimit, Window};
+use crate::rule::{Metadata, Rule, override_metric_key};
 
 /// May the request pass, or one descriptor of it?
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,9 +25,9 @@ pub struct Decision<'m> {
     pub overall_code: Code,
     /// One per descriptor, in the order asked.
     pub statuses: SmallVec<[DescriptorStatus<'m>; 4]>,
-    /// Headers for the client, in order; empty unless they are switched on and a limit applied.
-    pub response_headers: SmallVec<[ResponseHeader<'m>; 3]>,
-    /// For Envoy's later filters and logs; only if switched on.
+    /// Headers for the client, in order; empty unless they are switched on and a limit or a ban applied.
+    pub response_headers: SmallVec<[ResponseHeader<'m>; 4]>,
+    /// For Envoy's later filters and logs: the request and its rules if that is switched on, and a ban in any case.
     pub dynamic_metadata: Option<Metadata>,
     /// Whether there are rules for the request's domain.
     pub domain_found: bool,
@@ -52,8 +49,10 @@ pub struct ResponseHeader<'m> {
 pub struct DescriptorStatus<'m> {
     /// What the descriptor comes to on its own. Refusals of rules in shadow mode are `Ok`.
     pub code: Code,
-    /// The limit that was applied, if one was.
-    pub current_limit: Option<RateLimit>,
+    /// Whether it is over its limit, also where shadow mode excuses that.
+    pub over_limit: bool,
+    /// The limit that was applied, if one was; of several, the one that refuses or is closest to it.
+    pub current_limit: Option<CurrentLimit<'m>>,
     /// Hits left in the window: 0 without a limit, `u32::MAX` for an unlimited rule.
     pub limit_remaining: u32,
     /// Whole seconds until the window ends, at least 1; only with a limit.
@@ -64,13 +63,17 @@ pub struct DescriptorStatus<'m> {
     pub source: LimitSource<'m>,
     /// What to count.
     pub statistics: Statistics,
+    /// The ban that the descriptor is under, if it is.
+    pub ban: Option<BanOutcome>,
 }
 
 impl<'m> DescriptorStatus<'m> {
     /// A status that names no limit.
     pub fn without_limit(source: LimitSource<'m>) -> Self {
+        let is_refused = matches!(source, LimitSource::Refused);
         DescriptorStatus {
-            code: Code::Ok,
+            code: if is_refused { Code::OverLimit } else { Code::Ok },
+            over_limit: is_refused,
             current_limit: None,
             limit_remaining: if matches!(source, LimitSource::Unlimited(_)) {
                 u32::MAX
@@ -81,12 +84,8 @@ impl<'m> DescriptorStatus<'m> {
             hits_in_window: 0,
             source,
             statistics: Statistics::default(),
+            ban: None,
         }
-    }
-
-    /// The name of the limit that was applied; empty if it has none.
-    pub fn limit_name(&self) -> &'m str {
-        self.source.rule().map_or("", |rule| &rule.name)
     }
 
     /// The key under which the statistics of this status are kept, for a descriptor with these entries. `None` if nothing
@@ -95,9 +94,23 @@ impl<'m> DescriptorStatus<'m> {
         match self.source {
             LimitSource::Rule(rule) => Some(rule.metric_key(domain, entries)),
             LimitSource::Override => Some(override_metric_key(domain, entries).into()),
-            LimitSource::NoRule | LimitSource::Unlimited(_) | LimitSource::Replaced => None,
+            LimitSource::NoRule
+            | LimitSource::Unlimited(_)
+            | LimitSource::Replaced
+            | LimitSource::Refused => None,
         }
     }
+}
+
+/// A limit as it is shown.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CurrentLimit<'m> {
+    /// How many hits a window admits.
+    pub requests_per_unit: u32,
+    /// The window.
+    pub window: Window,
+    /// Empty if it has none.
+    pub name: &'m str,
 }
 
 /// Where the limit of a descriptor comes from.
@@ -109,6 +122,8 @@ pub enum LimitSource<'m> {
     Unlimited(&'m Rule),
     /// A rule that another rule of the same request replaces: it does not apply.
     Replaced,
+    /// None: the chain of addresses in the descriptor has something else in it, and is refused for that.
+    Refused,
     /// A rule.
     Rule(&'m Rule),
     /// The request itself.
@@ -120,7 +135,9 @@ impl<'m> LimitSource<'m> {
     pub fn rule(self) -> Option<&'m Rule> {
         match self {
             LimitSource::Rule(rule) | LimitSource::Unlimited(rule) => Some(rule),
-            LimitSource::NoRule | LimitSource::Replaced | LimitSource::Override => None,
+            LimitSource::NoRule | LimitSource::Replaced | LimitSource::Refused | LimitSource::Override => {
+                None
+            }
         }
     }
 }
@@ -155,7 +172,7 @@ impl Statistics {
         let Hits::Charge(hits) = hits else {
             return Statistics::default();
         };
-        let allowed = u64::from(limit.requests_per_unit);
+        let allowed = u64::from(limit.capacity());
         let near = near_limit_threshold(limit, near_limit_ratio);
         let Outcome {
             before,
@@ -168,8 +185,13 @@ impl Statistics {
             ..Statistics::default()
         };
         if over_limit {
-            statistics.over_limit = if before >= allowed { hits } else { after - allowed };
-            statistics.near_limit = allowed.saturating_sub(near.max(before));
+            let asked = before.saturating_add(hits);
+            statistics.over_limit = hits;
+            // A ban refuses below the limit as well; then no part of the call would have passed.
+            if before < allowed && asked > allowed {
+                statistics.over_limit = asked - allowed;
+                statistics.near_limit = allowed.saturating_sub(near.max(before));
+            }
             if shadow_mode {
                 statistics.shadow_mode = statistics.over_limit;
             }
@@ -185,11 +207,13 @@ impl Statistics {
 /// The count above which hits are near the limit. In single precision, as in envoyproxy/ratelimit: 0.29 of 100 is 29.
 fn near_limit_threshold(limit: &RateLimit, ratio: f32) -> u64 {
     // A float-to-integer cast saturates and makes 0 of NaN and negatives.
-    (limit.requests_per_unit as f32 * ratio).floor() as u64
+    (limit.capacity() as f32 * ratio).floor() as u64
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::rate_limit::Unit;
 
@@ -202,7 +226,8 @@ mod tests {
             before,
             after,
             remaining: 0,
-            seconds_until_reset: 1,
+            until_reset: Duration::from_secs(1),
+            ban: None,
         };
         let s = Statistics::new(&limit, 0.8, false, Hits::Charge(hits), &outcome);
         assert_eq!(
@@ -241,7 +266,8 @@ mod tests {
             before: 5,
             after: 3,
             remaining: 2,
-            seconds_until_reset: 1,
+            until_reset: Duration::from_secs(1),
+            ban: None,
         };
         let statistics = Statistics::new(&limit, 0.8, true, Hits::Refund(2), &outcome);
         assert_eq!(statistics, Statistics::default());

@@ -1,77 +1,207 @@
 //! Which counter a descriptor counts on.
 
-use smallvec::SmallVec;
+use std::hash::{BuildHasher, Hash, Hasher};
 
+use ahash::RandomState;
+use siphasher::sip128::{Hasher128 as _, SipHasher13};
+
+use crate::algorithm::Kind;
 use crate::descriptor::Entry;
-use crate::matcher::Rule;
-use crate::rate_limit::RateLimit;
+use crate::rate_limit::{Algorithm, RateLimit, WindowStart};
+use crate::rule::Rule;
 
-/// The identity of a counter: domain, entries and window length, each field with its length in front, so that no two
-/// different ones are equal.
+/// The identity of a counter: 125 bits of a keyed hash over domain, entries and what kind of windows it has, and that kind.
 ///
 /// Not part of it: how much the limit allows, so that a changed limit keeps its counts, and the rule, so that an
-/// override counts on the counter of the rule with the same window.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CounterKey(SmallVec<[u8; 160]>);
+/// override counts on the counter of the rule with the same window. The fields are hashed with their lengths, so no two
+/// lists of entries hash the same bytes; that two of ten million keys meet by chance has a probability of 10^-24.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CounterKey {
+    /// Where the counter is: the counters of one key that depend on each other have this half in common.
+    place: u64,
+    /// Which of those it is; the lowest three bits are its [`Kind`].
+    identity: u64,
+}
+
+/// The bits of [`CounterKey::identity`] that hold the kind.
+const KIND: u64 = 0b111;
 
 impl CounterKey {
-    /// The counter of `entries`, where the values of levels that share a counter are replaced by their pattern.
-    pub fn new(domain: &str, entries: &[Entry<'_>], rule: Option<&Rule>, limit: &RateLimit) -> Self {
-        let mut key = CounterKey(SmallVec::new());
-        key.0.extend_from_slice(&limit.window_seconds().to_le_bytes());
-        key.push_field(domain.as_bytes());
+    /// The shard and the slot of the counter, evenly spread.
+    pub(crate) fn place(&self) -> u64 {
+        self.place
+    }
+
+    /// The algorithm of the counter.
+    pub(crate) fn kind(&self) -> Kind {
+        Kind::from_number(self.identity & KIND)
+    }
+
+    /// The counter of the limit's burst, which is asked when the limit itself refuses.
+    pub(crate) fn of_burst(&self, burst: &RateLimit) -> CounterKey {
+        // Another identity in the same place, as different as another hash would be.
+        let identity = self.identity.rotate_left(32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        CounterKey {
+            place: self.place,
+            identity: with_kind(identity, Kind::of(burst)),
+        }
+    }
+
+    /// The refusals of the key.
+    pub(crate) fn of_ban(&self) -> CounterKey {
+        CounterKey {
+            place: self.place,
+            identity: with_kind(self.identity, Kind::Ban),
+        }
+    }
+}
+
+/// Maps hash by the place alone, which is a hash already.
+impl Hash for CounterKey {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.place);
+    }
+}
+
+fn with_kind(identity: u64, kind: Kind) -> u64 {
+    (identity & !KIND) | kind as u64
+}
+
+/// Makes keys, with a secret of this process, so that no client can aim at a counter or a shard.
+#[derive(Debug, Clone)]
+pub struct KeyMaker {
+    secret: SipHasher13,
+}
+
+impl Default for KeyMaker {
+    fn default() -> Self {
+        let random = RandomState::new();
+        KeyMaker {
+            secret: SipHasher13::new_with_keys(random.hash_one(0), random.hash_one(1)),
+        }
+    }
+}
+
+impl KeyMaker {
+    /// The counter of `limit` for `entries`, where the values of levels that share a counter are replaced by their pattern.
+    pub fn key(
+        &self,
+        domain: &str,
+        entries: &[Entry<'_>],
+        rule: Option<&Rule>,
+        limit: &RateLimit,
+    ) -> CounterKey {
+        let mut hasher = self.secret;
+        hash_windows(limit, &mut hasher);
+        hash_field(domain.as_bytes(), &mut hasher);
         for (i, entry) in entries.iter().enumerate() {
             let shared = rule.and_then(|rule| rule.levels[i].shared_pattern());
-            key.push_field(entry.key);
-            key.push_field(shared.map_or(entry.value, str::as_bytes));
+            hash_field(entry.key, &mut hasher);
+            hash_field(shared.map_or(entry.value, str::as_bytes), &mut hasher);
         }
-        key
+        let hash = hasher.finish128();
+        CounterKey {
+            place: hash.h1,
+            identity: with_kind(hash.h2, Kind::of(limit)),
+        }
+    }
+}
+
+/// What tells the counters of one key apart.
+fn hash_windows(limit: &RateLimit, hasher: &mut SipHasher13) {
+    hasher.write_u64(limit.window.milliseconds());
+    if let Algorithm::FixedWindow(WindowStart::Calendar(calendar)) = &limit.algorithm {
+        hash_field(calendar.zone_name().as_bytes(), hasher);
+    }
+    hasher.write_u8(Kind::of(limit) as u8);
+}
+
+fn hash_field(field: &[u8], hasher: &mut SipHasher13) {
+    hasher.write_u64(field.len() as u64);
+    hasher.write(field);
+}
+
+/// Takes the place of a [`CounterKey`] for its hash.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct PlaceHasher(u64);
+
+impl Hasher for PlaceHasher {
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("a counter key hashes one number");
     }
 
-    fn push_field(&mut self, field: &[u8]) {
-        self.0.extend_from_slice(&(field.len() as u64).to_le_bytes());
-        self.0.extend_from_slice(field);
+    fn write_u64(&mut self, place: u64) {
+        self.0 = place;
     }
 
-    /// The length of the counter's window in seconds, out of a stored key.
-    pub(crate) fn window_seconds(key: &[u8]) -> u64 {
-        let (window, _) = key
-            .split_first_chunk()
-            .expect("a counter key starts with its window");
-        u64::from_le_bytes(*window)
+    fn finish(&self) -> u64 {
+        self.0
     }
+}
 
-    /// As stored and hashed.
-    pub fn as_bytes(&self) -> &[u8] {
-        &self.0
+impl BuildHasher for PlaceHasher {
+    type Hasher = PlaceHasher;
+
+    fn build_hasher(&self) -> PlaceHasher {
+        PlaceHasher(0)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::rate_limit::Unit;
+    use jiff::tz::TimeZone;
 
-    fn key(domain: &str, entries: &[(&str, &str)], unit: Unit) -> CounterKey {
-        let entries: Vec<_> = entries
-            .iter()
-            .map(|(key, value)| Entry {
-                key: key.as_bytes(),
-                value: value.as_bytes(),
-            })
-            .collect();
-        CounterKey::new(domain, &entries, None, &RateLimit::per(unit, 1))
+    use super::*;
+    use crate::rate_limit::{Calendar, OnExceeded, Unit};
+
+    fn per(unit: Unit, algorithm: Algorithm) -> RateLimit {
+        RateLimit {
+            algorithm,
+            ..RateLimit::per(unit, 1)
+        }
     }
 
     #[test]
-    fn different_entries_never_share_a_counter() {
+    fn different_counters_have_different_keys() {
+        let maker = KeyMaker::default();
+        let key = |domain: &str, entries: &[(&str, &str)], limit: &RateLimit| {
+            let entries: Vec<_> = entries
+                .iter()
+                .map(|(key, value)| Entry {
+                    key: key.as_bytes(),
+                    value: value.as_bytes(),
+                })
+                .collect();
+            maker.key(domain, &entries, None, limit)
+        };
+        let hour = RateLimit::per(Unit::Hour, 1);
+        let first_hit = Algorithm::FixedWindow(WindowStart::FirstHit(OnExceeded::Keep));
+        let in_zone = |zone: &str| {
+            let zone = TimeZone::get(zone).unwrap();
+            Algorithm::FixedWindow(WindowStart::Calendar(Box::new(Calendar {
+                unit: Unit::Day,
+                zone,
+            })))
+        };
+        let a = [("a", "b")];
         let keys = [
-            key("d", &[("a", "b_c")], Unit::Hour),
-            key("d", &[("a_b", "c")], Unit::Hour),
-            key("d", &[("a", "b"), ("c", "")], Unit::Hour),
-            key("d", &[("a", "b")], Unit::Hour),
-            key("d", &[("a", "b")], Unit::Day),
-            key("da", &[("", "b")], Unit::Hour),
+            key("d", &[("a", "b_c")], &hour),
+            key("d", &[("a_b", "c")], &hour),
+            key("d", &[("a", "b"), ("c", "")], &hour),
+            key("d", &a, &hour),
+            key("d", &a, &hour).of_ban(),
+            key("d", &a, &hour).of_burst(&hour),
+            key("d", &a, &RateLimit::per(Unit::Day, 1)),
+            key("d", &a, &per(Unit::Hour, first_hit)),
+            key("d", &a, &per(Unit::Hour, Algorithm::SlidingWindow)),
+            key(
+                "d",
+                &a,
+                &per(Unit::Hour, Algorithm::TokenBucket { burst_size: 1 }),
+            ),
+            key("d", &a, &per(Unit::Day, in_zone("Europe/Berlin"))),
+            key("d", &a, &per(Unit::Day, in_zone("Asia/Tokyo"))),
+            key("da", &[("", "b")], &hour),
         ];
         for (i, left) in keys.iter().enumerate() {
             for right in &keys[i + 1..] {
@@ -82,12 +212,29 @@ mod tests {
 
     #[test]
     fn the_size_of_the_limit_is_not_part_of_it() {
+        let maker = KeyMaker::default();
         let entries = [Entry {
             key: b"k",
             value: b"v",
         }];
-        let of = |allowed| CounterKey::new("d", &entries, None, &RateLimit::per(Unit::Hour, allowed));
-        assert_eq!(of(5), of(500));
-        assert_eq!(CounterKey::window_seconds(of(5).as_bytes()), 3_600);
+        let of = |limit| maker.key("d", &entries, None, &limit);
+        assert_eq!(
+            of(RateLimit::per(Unit::Hour, 5)),
+            of(RateLimit::per(Unit::Hour, 500))
+        );
+        let bucket = |burst_size| per(Unit::Hour, Algorithm::TokenBucket { burst_size });
+        assert_eq!(of(bucket(1)), of(bucket(9)));
+        assert_eq!(of(bucket(1)).kind(), Kind::TokenBucket);
+        assert_eq!(of(bucket(1)).of_ban().kind(), Kind::Ban);
+    }
+
+    #[test]
+    fn every_process_has_a_secret_of_its_own() {
+        let entries = [Entry {
+            key: b"k",
+            value: b"v",
+        }];
+        let key = || KeyMaker::default().key("d", &entries, None, &RateLimit::per(Unit::Hour, 5));
+        assert_ne!(key(), key());
     }
 }

@@ -1,7 +1,7 @@
 //! tollgate decides for Envoy, or any caller over gRPC, whether a request may pass.
 //!
 //! The path of a request: [`rls`] takes the message off the wire and converts it into a [`descriptor::Request`];
-//! [`limiter`] finds the rule of each descriptor in the [`matcher`], names its counter ([`key`]) and lets the [`store`]
+//! [`limiter`] finds the [`rule`] of each descriptor in the [`matcher`], names its counter ([`key`]) and lets the [`store`]
 //! count the hits with the arithmetic of an [`algorithm`]; the outcomes become a [`decision::Decision`], which `rls`
 //! converts back.
 //!
@@ -10,6 +10,7 @@
 
 pub mod algorithm;
 pub mod cli;
+pub mod client_address;
 pub mod clock;
 pub mod config;
 pub mod decision;
@@ -23,6 +24,7 @@ pub mod proto;
 pub mod rate_limit;
 pub mod replay;
 pub mod rls;
+pub mod rule;
 pub mod server;
 pub mod shutdown;
 pub mod store;

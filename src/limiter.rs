@@ -2,20 +2,29 @@
 //!
 //! What a mode does (shadow, quota, unlimited, replaces) is decided here and nowhere else.
 
+mod clients;
 mod dynamic_metadata;
 
+use std::borrow::Cow;
+
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use arc_swap::{ArcSwapOption, Guard};
 use smallvec::SmallVec;
 use thiserror::Error;
 
+use self::clients::Clients;
+use crate::algorithm::{BanOutcome, Outcome};
 use crate::clock::Timestamp;
-use crate::decision::{Code, Decision, DescriptorStatus, LimitSource, ResponseHeader, Statistics};
-use crate::descriptor::{Descriptor, Request};
-use crate::key::CounterKey;
-use crate::matcher::{Domain, Limit, Matcher, Rule};
+use crate::decision::{
+    Code, CurrentLimit, Decision, DescriptorStatus, LimitSource, ResponseHeader, Statistics,
+};
+use crate::descriptor::{Descriptor, Entry, Request};
+use crate::key::KeyMaker;
+use crate::matcher::{Domain, Matcher};
 use crate::rate_limit::{Charge, RateLimit};
+use crate::rule::{Limit, Metadata, Rule};
 use crate::store::memory::MemoryStore;
 use crate::store::{Hit, refuses};
 
@@ -34,6 +43,8 @@ pub struct LimiterConfig {
     pub response_headers: Option<ResponseHeaderNames>,
     /// Whether answers echo the request and carry the metadata of the rules.
     pub dynamic_metadata: bool,
+    /// Name of a header that says for how many seconds a refused client is banned, if it is sent.
+    pub ban_header: Option<String>,
 }
 
 /// What the headers for the client are called.
@@ -56,9 +67,13 @@ impl Default for LimiterConfig {
             charge: Charge::Each,
             response_headers: None,
             dynamic_metadata: false,
+            ban_header: None,
         }
     }
 }
+
+/// How many descriptors a request may have.
+const MOST_DESCRIPTORS: usize = 10_000;
 
 /// Why there is no decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
@@ -69,6 +84,9 @@ pub enum DecideError {
     /// The request has nothing to decide on.
     #[error("rate limit descriptor list must not be empty")]
     NoDescriptors,
+    /// The request has more descriptors than any honest one.
+    #[error("rate limit descriptor list must not have more than {MOST_DESCRIPTORS} descriptors")]
+    TooManyDescriptors,
     /// No rules were ever loaded.
     #[error("no rate limit configuration loaded")]
     NoConfiguration,
@@ -81,6 +99,7 @@ pub struct Limiter {
     /// Swapped whole on a reload; a decision takes it once.
     matcher: ArcSwapOption<Matcher>,
     store: MemoryStore,
+    keys: KeyMaker,
 }
 
 impl Limiter {
@@ -90,6 +109,7 @@ impl Limiter {
             config,
             matcher: ArcSwapOption::empty(),
             store: MemoryStore::default(),
+            keys: KeyMaker::default(),
         }
     }
 
@@ -123,13 +143,17 @@ impl Limiter {
         if request.descriptors.is_empty() {
             return Err(DecideError::NoDescriptors);
         }
+        if request.descriptors.len() > MOST_DESCRIPTORS {
+            return Err(DecideError::TooManyDescriptors);
+        }
         let domain = matcher
             .ok_or(DecideError::NoConfiguration)?
             .domain(request.domain);
 
-        let mut statuses = find_limits(domain, request);
-        drop_replaced(&mut statuses);
-        let refused = domain.is_some_and(|domain| self.charge(domain, request, &mut statuses, now));
+        let clients = Clients::of(domain, request);
+        let mut questions = find_limits(domain, request, &clients);
+        drop_replaced(&mut questions);
+        let (statuses, refused) = self.charge(domain, request, &questions, now);
 
         Ok(Decision {
             overall_code: if refused && !self.config.shadow_mode {
@@ -138,108 +162,168 @@ impl Limiter {
                 Code::Ok
             },
             response_headers: self.response_headers(&statuses),
-            dynamic_metadata: self
-                .config
-                .dynamic_metadata
-                .then(|| dynamic_metadata::of(request, &statuses)),
+            dynamic_metadata: self.dynamic_metadata(request, &statuses),
             domain_found: domain.is_some(),
             global_shadow_mode: refused && self.config.shadow_mode,
             statuses,
         })
     }
 
-    /// Counts the hits of every descriptor with a limit, completes its status, and says whether the call is refused.
-    fn charge(
+    /// Counts the hits of every descriptor on its limits. Returns the statuses, and whether the call is refused.
+    fn charge<'m>(
         &self,
-        domain: &Domain,
+        domain: Option<&Domain>,
         request: &Request<'_>,
-        statuses: &mut [DescriptorStatus<'_>],
+        questions: &[Question<'_, 'm>],
         now: Timestamp,
-    ) -> bool {
-        let hits: SmallVec<[Hit; 4]> = statuses
-            .iter()
-            .zip(&request.descriptors)
-            .filter_map(|(status, descriptor)| self.hit(domain, request, descriptor, status))
-            .collect();
+    ) -> (SmallVec<[DescriptorStatus<'m>; 4]>, bool) {
+        let hits: SmallVec<[Hit<'_>; 4]> = match domain {
+            Some(domain) => self.hits(domain, request, questions),
+            None => SmallVec::new(),
+        };
         // A descriptor without a limit passes, and under the global quota mode one that passes is enough.
         let quota_passes = self.config.quota_mode
-            && statuses
+            && questions
                 .iter()
-                .any(|status| matches!(status.source, LimitSource::NoRule | LimitSource::Replaced));
-        let charge = match domain.charge().unwrap_or(self.config.charge) {
+                .any(|question| matches!(question.source, LimitSource::NoRule | LimitSource::Replaced));
+        let charge = match domain.and_then(Domain::charge).unwrap_or(self.config.charge) {
             Charge::AllOrNothing if quota_passes || self.config.shadow_mode => Charge::Each,
             charge => charge,
         };
         let outcomes = self.store.hit(&hits, charge, now);
 
-        let limited = statuses
-            .iter_mut()
-            .filter(|status| status.current_limit.is_some());
-        for ((status, hit), outcome) in limited.zip(&hits).zip(&outcomes) {
-            if outcome.over_limit && !hit.shadow_mode {
-                status.code = Code::OverLimit;
-            }
-            status.limit_remaining = outcome.remaining;
-            status.hits_in_window = outcome.after;
-            status.seconds_until_reset = Some(outcome.seconds_until_reset);
-            status.statistics = Statistics::new(
-                &hit.limit,
-                self.config.near_limit_ratio,
-                hit.shadow_mode,
-                hit.hits,
-                outcome,
-            );
+        let mut statuses: SmallVec<[DescriptorStatus<'m>; 4]> = questions
+            .iter()
+            .map(|question| DescriptorStatus::without_limit(question.source))
+            .collect();
+        let mut rest = outcomes.as_slice();
+        for hits in hits.chunk_by(|a, b| a.descriptor == b.descriptor) {
+            let outcomes = rest
+                .split_off(..hits.len())
+                .expect("there is an outcome for each hit");
+            let shown = shown(hits, outcomes);
+            let status = &mut statuses[hits[0].descriptor];
+            self.complete(status, &hits[shown], &outcomes[shown]);
         }
-        !quota_passes && refuses(&hits, &outcomes)
+        let refused_outright = statuses
+            .iter()
+            .any(|status| status.code == Code::OverLimit && status.current_limit.is_none());
+        (
+            statuses,
+            refused_outright || !quota_passes && refuses(&hits, &outcomes),
+        )
     }
 
-    fn hit(
+    fn hits<'q>(
         &self,
         domain: &Domain,
         request: &Request<'_>,
-        descriptor: &Descriptor<'_>,
-        status: &DescriptorStatus<'_>,
-    ) -> Option<Hit> {
-        let limit = status.current_limit?;
-        let rule = status.source.rule();
-        Some(Hit {
-            key: CounterKey::new(domain.name(), &descriptor.entries, rule, &limit),
-            limit,
-            hits: request.hits(descriptor),
-            shadow_mode: rule.is_some_and(|rule| rule.shadow_mode),
-            quota_mode: self.config.quota_mode || rule.is_some_and(|rule| rule.quota_mode),
-        })
+        questions: &'q [Question<'_, '_>],
+    ) -> SmallVec<[Hit<'q>; 4]> {
+        let mut hits = SmallVec::new();
+        for (i, (question, descriptor)) in questions.iter().zip(&request.descriptors).enumerate() {
+            let rule = question.source.rule();
+            for limit in &question.limits {
+                hits.push(Hit {
+                    key: self.keys.key(domain.name(), &question.entries, rule, limit),
+                    limit,
+                    hits: request.hits(descriptor),
+                    descriptor: i,
+                    shadow_mode: rule.is_some_and(|rule| rule.shadow_mode),
+                    quota_mode: self.config.quota_mode || rule.is_some_and(|rule| rule.quota_mode),
+                });
+            }
+        }
+        hits
     }
 
-    /// The headers of the descriptor that is closest to its limit; of those over a hard limit, the last.
+    /// Fills in what became of the limit that is shown.
+    fn complete(&self, status: &mut DescriptorStatus<'_>, hit: &Hit<'_>, outcome: &Outcome) {
+        if outcome.over_limit && !hit.shadow_mode {
+            status.code = Code::OverLimit;
+        }
+        // The name of a rule's limit lives as long as the rules; a limit that came with the request has none.
+        let name = status
+            .source
+            .rule()
+            .and_then(|rule| rule.limits().iter().find(|limit| std::ptr::eq(*limit, hit.limit)))
+            .map_or("", |limit| &limit.name);
+        status.current_limit = Some(CurrentLimit {
+            requests_per_unit: hit.limit.requests_per_unit,
+            window: hit.limit.window,
+            name,
+        });
+        status.over_limit = outcome.over_limit;
+        status.limit_remaining = outcome.remaining;
+        status.hits_in_window = outcome.after;
+        status.seconds_until_reset = Some(outcome.seconds_until_reset());
+        status.ban = outcome.ban;
+        status.statistics = Statistics::new(
+            hit.limit,
+            self.config.near_limit_ratio,
+            hit.shadow_mode,
+            hit.hits,
+            outcome,
+        );
+    }
+
+    /// What goes into `dynamic_metadata`.
+    fn dynamic_metadata(&self, request: &Request<'_>, statuses: &[DescriptorStatus<'_>]) -> Option<Metadata> {
+        let mut metadata = self
+            .config
+            .dynamic_metadata
+            .then(|| dynamic_metadata::of(request, statuses));
+        if let Some(ban) = longest_ban(statuses) {
+            metadata
+                .get_or_insert_default()
+                .insert("tollgate".into(), dynamic_metadata::of_ban(&ban));
+        }
+        metadata
+    }
+
+    /// The headers of the limit that is shown, and of a ban.
     fn response_headers<'m>(
         &'m self,
         statuses: &[DescriptorStatus<'m>],
-    ) -> SmallVec<[ResponseHeader<'m>; 3]> {
-        let Some(names) = &self.config.response_headers else {
-            return SmallVec::new();
-        };
-        let mut shown = None;
+    ) -> SmallVec<[ResponseHeader<'m>; 4]> {
+        let mut headers = SmallVec::new();
+        let mut push = |name, value| headers.push(ResponseHeader { name, value });
+        if let Some(names) = &self.config.response_headers
+            && let Some((limit, status)) = self.closest_to_its_limit(statuses)
+        {
+            push(names.limit.as_str(), u64::from(limit.requests_per_unit));
+            push(names.remaining.as_str(), u64::from(status.limit_remaining));
+            push(names.reset.as_str(), status.seconds_until_reset.unwrap_or(0));
+        }
+        if let Some(name) = &self.config.ban_header
+            && let Some(ban) = longest_ban(statuses)
+        {
+            push(
+                name.as_str(),
+                ban.remaining.as_secs() + u64::from(ban.remaining.subsec_nanos() > 0),
+            );
+        }
+        headers
+    }
+
+    /// The limit with the least left, and its status; of those over a hard limit, the last.
+    fn closest_to_its_limit<'s, 'm>(
+        &self,
+        statuses: &'s [DescriptorStatus<'m>],
+    ) -> Option<(CurrentLimit<'m>, &'s DescriptorStatus<'m>)> {
+        let mut closest = None;
         let mut least = u32::MAX;
         for status in statuses {
-            let Some(limit) = &status.current_limit else {
+            let Some(limit) = status.current_limit else {
                 continue;
             };
             let over_a_hard_limit = status.code == Code::OverLimit && !self.is_quota(status);
             if status.limit_remaining < least || over_a_hard_limit {
-                shown = Some((limit, status));
+                closest = Some((limit, status));
                 least = status.limit_remaining;
             }
         }
-        let Some((limit, status)) = shown else {
-            return SmallVec::new();
-        };
-        let header = |name, value| ResponseHeader { name, value };
-        SmallVec::from([
-            header(names.limit.as_str(), u64::from(limit.requests_per_unit)),
-            header(names.remaining.as_str(), u64::from(status.limit_remaining)),
-            header(names.reset.as_str(), status.seconds_until_reset.unwrap_or(0)),
-        ])
+        closest
     }
 
     fn is_quota(&self, status: &DescriptorStatus<'_>) -> bool {
@@ -247,59 +331,107 @@ impl Limiter {
     }
 }
 
-/// The limit of each descriptor: the one it brings along, else that of its rule. Nothing is counted yet.
-fn find_limits<'m>(domain: Option<&'m Domain>, request: &Request<'_>) -> SmallVec<[DescriptorStatus<'m>; 4]> {
-    request
-        .descriptors
-        .iter()
-        .map(|descriptor| match domain {
-            None => DescriptorStatus::without_limit(LimitSource::NoRule),
-            Some(domain) => find_limit(domain, descriptor),
+/// A descriptor and what limits it.
+struct Question<'q, 'm> {
+    source: LimitSource<'m>,
+    limits: SmallVec<[&'q RateLimit; 1]>,
+    /// What is counted: the descriptor's entries, with the address of the client where there is a chain.
+    entries: Cow<'q, [Entry<'q>]>,
+}
+
+/// The limits of each descriptor: the one it brings along, else those of its rule. Nothing is counted yet.
+fn find_limits<'q, 'm: 'q>(
+    domain: Option<&'m Domain>,
+    request: &'q Request<'_>,
+    clients: &'q Clients,
+) -> SmallVec<[Question<'q, 'm>; 4]> {
+    let descriptors = request.descriptors.iter().enumerate();
+    descriptors
+        .map(|(i, descriptor)| {
+            let entries = clients.masked(i, &descriptor.entries);
+            let (source, limits) = match domain {
+                _ if clients.is_refused(i) => (LimitSource::Refused, SmallVec::new()),
+                None => (LimitSource::NoRule, SmallVec::new()),
+                Some(domain) => find_limit(domain, descriptor, &clients.full(i, &descriptor.entries)),
+            };
+            Question {
+                source,
+                limits,
+                entries,
+            }
         })
         .collect()
 }
 
-fn find_limit<'m>(domain: &'m Domain, descriptor: &Descriptor<'_>) -> DescriptorStatus<'m> {
-    if let Some(limit) = descriptor.limit {
-        return limited(LimitSource::Override, limit);
+fn find_limit<'q, 'm: 'q>(
+    domain: &'m Domain,
+    descriptor: &'q Descriptor<'_>,
+    entries: &[Entry<'_>],
+) -> (LimitSource<'m>, SmallVec<[&'q RateLimit; 1]>) {
+    if let Some(limit) = &descriptor.limit {
+        return (LimitSource::Override, SmallVec::from_slice(&[limit]));
     }
-    match domain.find(&descriptor.entries) {
-        None => DescriptorStatus::without_limit(LimitSource::NoRule),
-        Some(rule) => match rule.limit {
-            Limit::Unlimited => DescriptorStatus::without_limit(LimitSource::Unlimited(rule)),
-            Limit::PerUnit(limit) => limited(LimitSource::Rule(rule), limit),
-        },
-    }
+    let Some(rule) = domain.find(entries) else {
+        return (LimitSource::NoRule, SmallVec::new());
+    };
+    let source = match rule.limit {
+        Limit::Unlimited => LimitSource::Unlimited(rule),
+        Limit::All(_) => LimitSource::Rule(rule),
+    };
+    (source, rule.limits().iter().collect())
 }
 
-fn limited(source: LimitSource<'_>, limit: RateLimit) -> DescriptorStatus<'_> {
-    DescriptorStatus {
-        current_limit: Some(limit),
-        ..DescriptorStatus::without_limit(source)
-    }
-}
-
-/// Takes the limit from every descriptor whose rule another rule of the same request replaces. A rule that is itself
-/// replaced still replaces others.
-fn drop_replaced(statuses: &mut [DescriptorStatus<'_>]) {
-    let rules: SmallVec<[&Rule; 4]> = statuses
+/// Drops every limit that a rule of the same request replaces. A rule whose own limits are replaced still replaces others.
+fn drop_replaced(questions: &mut [Question<'_, '_>]) {
+    let rules: SmallVec<[&Rule; 4]> = questions
         .iter()
-        .filter_map(|status| status.source.rule())
+        .filter_map(|question| question.source.rule())
         .collect();
     if rules.iter().all(|rule| rule.replaces.is_empty()) {
         return;
     }
-    let replaced = |name: &str| {
-        rules
-            .iter()
-            .any(|rule| rule.replaces.iter().any(|replaced| **replaced == *name))
-    };
-    for status in statuses.iter_mut() {
-        if let LimitSource::Rule(rule) = status.source
-            && !rule.name.is_empty()
-            && replaced(&rule.name)
-        {
-            *status = DescriptorStatus::without_limit(LimitSource::Replaced);
+    let replaced: HashSet<&str> = rules
+        .iter()
+        .flat_map(|rule| &rule.replaces)
+        .map(|name| &**name)
+        .collect();
+    let is_replaced = |limit: &RateLimit| !limit.name.is_empty() && replaced.contains(&*limit.name);
+    for question in questions.iter_mut() {
+        if matches!(question.source, LimitSource::Rule(_)) {
+            question.limits.retain(|limit| !is_replaced(limit));
+            if question.limits.is_empty() {
+                question.source = LimitSource::Replaced;
+            }
         }
     }
+}
+
+/// Which of a descriptor's limits its status shows: the first that refuses, else the one with the least left in proportion.
+fn shown(hits: &[Hit<'_>], outcomes: &[Outcome]) -> usize {
+    let share = |i: usize| {
+        (
+            u64::from(outcomes[i].remaining),
+            u64::from(hits[i].limit.capacity()),
+        )
+    };
+    let first_over = outcomes.iter().position(|outcome| outcome.over_limit);
+    first_over.unwrap_or_else(|| {
+        (1..hits.len()).fold(0, |least, i| {
+            let ((remaining, capacity), (least_remaining, least_capacity)) = (share(i), share(least));
+            if remaining * least_capacity < least_remaining * capacity {
+                i
+            } else {
+                least
+            }
+        })
+    })
+}
+
+/// The ban that lasts longest, of the descriptors that are refused.
+fn longest_ban(statuses: &[DescriptorStatus<'_>]) -> Option<BanOutcome> {
+    statuses
+        .iter()
+        .filter(|status| status.code == Code::OverLimit)
+        .filter_map(|status| status.ban)
+        .max_by_key(|ban| ban.remaining)
 }

@@ -1,40 +1,36 @@
 //! The compiled rules: one tree of descriptors per domain.
 //!
 //! [`Domain::find`] walks one level per entry of the request's descriptor. At each level the entry's key leads to the
-//! alternatives written for that key; of these an exact value beats a wildcard, the first written wildcard that fits beats
-//! the others, and a rule without a value comes last. There is no way back: once an alternative is taken, its siblings are
+//! alternatives written for that key; of these an exact value beats the longest network, a network beats a wildcard, the first
+//! written wildcard that fits beats the others, and a rule without a value comes last. There is no way back: once an alternative is taken, its siblings are
 //! not tried. A descriptor matches only if its last entry ends on a node with a limit.
 //!
 //! Keys and values are compared as pairs of bytes. envoyproxy/ratelimit joins them with `_` first, so that its rule for
 //! the key `a_b` also catches the key `a` with the value `b`; this one does not.
 
-mod metric_key;
+mod networks;
 mod wildcard;
-
-use std::fmt;
 
 use hashbrown::HashMap;
 
-use crate::decision::Metadata;
+use self::networks::Networks;
+use self::wildcard::Wildcards;
+use crate::client_address::ClientAddress;
 use crate::descriptor::Entry;
-use crate::rate_limit::{Charge, RateLimit};
-
-pub(crate) use metric_key::of_override as override_metric_key;
-pub use metric_key::sanitize as sanitize_metric_key;
-use wildcard::Wildcards;
-pub(crate) use wildcard::is_wildcard;
+use crate::rate_limit::Charge;
+use crate::rule::{Level, LevelValue, Rule};
 
 /// All rules in force. Immutable: a reload makes a new one.
 #[derive(Debug, Default)]
 pub struct Matcher {
-    domains: HashMap<Box<str>, Domain>,
+    /// By name as bytes, as requests have it.
+    domains: HashMap<Box<[u8]>, Domain>,
 }
 
 impl Matcher {
     /// The rules of a domain, if there are any.
     pub fn domain(&self, name: &[u8]) -> Option<&Domain> {
-        // The key is text, the question may be any bytes; bytes that are not text name no domain.
-        self.domains.get(std::str::from_utf8(name).ok()?)
+        self.domains.get(name)
     }
 
     /// The domains, in no particular order.
@@ -42,14 +38,16 @@ impl Matcher {
         self.domains.values()
     }
 
-    /// How many rules have a limit.
-    pub fn limits(&self) -> usize {
+    /// How many rules there are.
+    pub fn rules(&self) -> usize {
         self.domains().flat_map(Domain::rules).count()
     }
 
     /// The domain of this name, new and empty if it is not there yet.
     pub(crate) fn domain_mut(&mut self, name: &str) -> &mut Domain {
-        self.domains.entry_ref(name).or_insert_with(|| Domain::new(name))
+        self.domains
+            .entry_ref(name.as_bytes())
+            .or_insert_with(|| Domain::new(name))
     }
 }
 
@@ -58,6 +56,8 @@ impl Matcher {
 pub struct Domain {
     name: Box<str>,
     charge: Option<Charge>,
+    /// By the key of the entries that hold an address.
+    client_addresses: HashMap<Box<[u8]>, ClientAddress>,
     /// The tree; the root comes first, a parent before its children.
     nodes: Vec<Node>,
 }
@@ -90,6 +90,7 @@ struct Node {
 struct Alternatives {
     /// By exact value. Patterns are here as well: a value that is written like a pattern takes that pattern's node.
     values: HashMap<Box<[u8]>, NodeId>,
+    networks: Networks,
     wildcards: Wildcards,
     without_value: Option<NodeId>,
 }
@@ -99,6 +100,7 @@ impl Alternatives {
         self.values
             .get(value)
             .copied()
+            .or_else(|| self.networks.find(value))
             .or_else(|| self.wildcards.find(value))
             .or(self.without_value)
     }
@@ -109,6 +111,7 @@ impl Domain {
         Domain {
             name: name.into(),
             charge: None,
+            client_addresses: HashMap::new(),
             nodes: vec![Node::default()],
         }
     }
@@ -125,6 +128,23 @@ impl Domain {
 
     pub(crate) fn set_charge(&mut self, charge: Charge) {
         self.charge = Some(charge);
+    }
+
+    /// Adds how the values of `key` are resolved. False if that was said before.
+    pub(crate) fn add_client_address(&mut self, key: &str, address: ClientAddress) -> bool {
+        self.client_addresses
+            .insert(key.as_bytes().into(), address)
+            .is_none()
+    }
+
+    /// Whether any entry may hold an address that is to be resolved.
+    pub fn has_client_addresses(&self) -> bool {
+        !self.client_addresses.is_empty()
+    }
+
+    /// How the values of `key` are resolved, if they hold addresses.
+    pub fn client_address(&self, key: &[u8]) -> Option<&ClientAddress> {
+        self.client_addresses.get(key)
     }
 
     /// The rule for a descriptor with these entries. `None` also where the tree holds a node without a limit: what ends
@@ -164,6 +184,7 @@ impl Domain {
                     alternatives.wildcards.push(pattern, node);
                 }
             }
+            LevelValue::Networks(networks) => alternatives.networks.add(networks, node)?,
         }
         self.nodes.push(Node::default());
         Ok(node)
@@ -178,105 +199,5 @@ impl Domain {
 
     pub(crate) fn set_rule(&mut self, node: NodeId, rule: Rule) {
         self.nodes[node.index()].rule = Some(Box::new(rule));
-    }
-}
-
-/// A node with a limit.
-#[derive(Debug, PartialEq)]
-pub struct Rule {
-    /// How much is allowed.
-    pub limit: Limit,
-    /// Echoed with the limit, and what `replaces` refers to; empty if it has none.
-    pub name: Box<str>,
-    /// Names of the rules that do not apply to a request to which this one does.
-    pub replaces: Box<[Box<str>]>,
-    /// Counted, but never refused.
-    pub shadow_mode: bool,
-    /// A soft limit: the request is refused only if all its soft limits are over.
-    pub quota_mode: bool,
-    /// Statistics are kept per value of the request.
-    pub detailed_metric: bool,
-    /// Returned for requests that pass.
-    pub metadata: Option<Metadata>,
-    /// The way from the root of the tree to this rule, one level per entry of a descriptor.
-    pub levels: Box<[Level]>,
-    /// Domain and levels, joined by dots: `shop.path_/x.verb_get`. Also the key of its statistics, unless that
-    /// depends on the request.
-    pub path: Box<str>,
-}
-
-impl Rule {
-    pub(crate) fn path(domain: &str, levels: &[Level]) -> Box<str> {
-        let mut path = String::from(domain);
-        for level in levels {
-            path.push('.');
-            path.push_str(&level.to_string());
-        }
-        path.into()
-    }
-}
-
-/// What a rule allows.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Limit {
-    /// Everything.
-    Unlimited,
-    /// So much per window.
-    PerUnit(RateLimit),
-}
-
-/// One level of the way to a rule.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Level {
-    /// The entry's key.
-    pub key: Box<str>,
-    /// Which values of the entry fit.
-    pub value: LevelValue,
-    /// All values that fit the wildcard share one counter.
-    pub share_threshold: bool,
-    /// The request's value becomes part of the key of the statistics.
-    pub value_to_metric: bool,
-}
-
-impl Level {
-    /// The pattern that stands for the request's value in the counter, if all its values share one.
-    pub(crate) fn shared_pattern(&self) -> Option<&str> {
-        match &self.value {
-            LevelValue::Wildcard(pattern) if self.share_threshold => Some(pattern),
-            _ => None,
-        }
-    }
-}
-
-/// `key`, or `key_value` with the value or pattern as written.
-impl fmt::Display for Level {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.key)?;
-        match &self.value {
-            LevelValue::Any => Ok(()),
-            LevelValue::Exact(value) | LevelValue::Wildcard(value) => write!(f, "_{value}"),
-        }
-    }
-}
-
-/// The values that a level fits.
-#[derive(Debug, Clone, PartialEq)]
-pub enum LevelValue {
-    /// Every value that no sibling of the same key fits.
-    Any,
-    /// This value.
-    Exact(Box<str>),
-    /// Every value that this pattern with `*` fits.
-    Wildcard(Box<str>),
-}
-
-impl LevelValue {
-    /// What a `value` in a rule file means; an empty one means any.
-    pub(crate) fn parse(value: &str) -> LevelValue {
-        match value {
-            "" => LevelValue::Any,
-            value if is_wildcard(value) => LevelValue::Wildcard(value.into()),
-            value => LevelValue::Exact(value.into()),
-        }
     }
 }

@@ -6,7 +6,6 @@
 
 mod summary;
 
-use std::fmt::Write as _;
 use std::io::{self, BufRead, Write};
 use std::time::Duration;
 
@@ -16,13 +15,13 @@ use serde_json::{Map, Value, json};
 use tonic::Code;
 
 use self::summary::Summary;
-use crate::clock::ManualClock;
+use crate::clock::{ManualClock, Timestamp};
 use crate::decision::{Decision, Statistics};
 use crate::descriptor::Request;
 use crate::limiter::Limiter;
-use crate::matcher::sanitize_metric_key;
 use crate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use crate::rls::{convert, json as proto_json};
+use crate::rule::sanitize_metric_key;
 
 /// How many requests pass between two looks for counters that have run out.
 const SWEEP_AFTER: u64 = 1 << 16;
@@ -42,7 +41,14 @@ pub enum Reply {
 #[derive(Debug)]
 pub struct Replay<W> {
     limiter: Limiter,
-    clock: ManualClock,
+    /// Starts with the first request.
+    clock: Option<ManualClock>,
+    answers: Answers<W>,
+}
+
+/// Where the answers go.
+#[derive(Debug)]
+struct Answers<W> {
     reply: Reply,
     summary: Summary,
     out: W,
@@ -88,7 +94,9 @@ struct Line<'a> {
 
 impl Line<'_> {
     fn since_epoch(&self) -> Option<Duration> {
-        Duration::try_from_secs_f64(self.time.get().parse().ok()?).ok()
+        let seconds = Duration::try_from_secs_f64(self.time.get().parse().ok()?).ok()?;
+        // Later than the year 5000: these are milliseconds.
+        (seconds.as_secs() < 100_000_000_000).then_some(seconds)
     }
 }
 
@@ -98,10 +106,8 @@ impl<W: Write> Replay<W> {
         let summary = Summary::new(limiter.matcher().as_deref());
         Replay {
             limiter,
-            clock: ManualClock::default(),
-            reply,
-            summary,
-            out,
+            clock: None,
+            answers: Answers { reply, summary, out },
         }
     }
 
@@ -121,80 +127,101 @@ impl<W: Write> Replay<W> {
                 unread.push(number, &fault);
             }
             if number % SWEEP_AFTER == 0 {
-                self.limiter.store().sweep(self.clock.now());
+                self.limiter.store().sweep(self.now());
             }
         }
-        if self.reply == Reply::Summary {
-            write!(self.out, "{}", self.summary)?;
-        }
-        self.out.flush()?;
+        self.answers.finish()?;
         Ok(unread)
     }
 
     /// Answers one line; `Ok(Err(_))` says why it could not be read.
     fn answer_line(&mut self, bytes: &[u8]) -> io::Result<Result<(), String>> {
+        if !bytes.trim_ascii_start().starts_with(b"{") {
+            return Ok(Err("it is no JSON object with time and request".to_owned()));
+        }
         let line: Line<'_> = match serde_json::from_slice(bytes) {
             Ok(line) => line,
-            Err(error) => return Ok(Err(error.to_string())),
+            // The line that it counts is the one inside this line.
+            Err(error) => return Ok(Err(error.to_string().replace(" at line 1 column", ", at column"))),
         };
         let Some(since_epoch) = line.since_epoch() else {
             let fault = format!("time must be a number of seconds since 1970, not {}", line.time);
             return Ok(Err(fault));
         };
-        self.clock.set(since_epoch);
-        let answer = match proto_json::recorded_request(line.request.get().as_bytes()) {
-            Ok(request) => self.answer(&request),
-            Err(error) => error_answer(Code::InvalidArgument, &error.to_string(), None),
-        };
-        if self.reply != Reply::Summary {
-            writeln!(self.out, "{{\"time\":{},{answer}}}", line.time)?;
+        self.clock
+            .get_or_insert_with(|| ManualClock::new(since_epoch))
+            .set(since_epoch);
+        match proto_json::recorded_request(line.request.get().as_bytes()) {
+            Ok(request) => self.answer(line.time, &request)?,
+            // It never reached the service, whose statistics do not move.
+            Err(error) => {
+                self.answers
+                    .error(line.time, Code::InvalidArgument, &error.to_string(), json!({}))?
+            }
         }
         Ok(Ok(()))
     }
 
-    /// The answer to one request, as the inside of a JSON object; empty if nobody reads it.
-    fn answer(&mut self, message: &RateLimitRequest) -> String {
+    fn now(&self) -> Timestamp {
+        self.clock
+            .as_ref()
+            .map_or_else(|| ManualClock::default().now(), ManualClock::now)
+    }
+
+    fn answer(&mut self, time: &RawValue, message: &RateLimitRequest) -> io::Result<()> {
         let matcher = self.limiter.matcher();
         let request = convert::request(message);
-        let decided = self
-            .limiter
-            .decide(matcher.as_deref(), &request, self.clock.now());
-        if self.reply == Reply::Summary {
-            match &decided {
-                Ok(decision) => self.summary.count(&request, decision),
-                Err(_) => self.summary.count_error(),
-            }
-            return String::new();
-        }
-        let with_metrics = self.reply == Reply::ResponsesWithMetrics;
-        match decided {
-            Ok(decision) => {
-                let response = proto_json::response(&convert::response(&decision));
-                let mut answer = format!("\"response\":{response}");
-                if with_metrics {
-                    let _ = write!(
-                        answer,
-                        ",\"metrics\":{}",
-                        Value::Object(metrics(&request, &decision))
-                    );
-                }
-                answer
-            }
+        match self.limiter.decide(matcher.as_deref(), &request, self.now()) {
+            Ok(decision) => self.answers.decision(time, &request, &decision),
             Err(error) => {
-                let metrics = with_metrics.then(|| json!({ "@service": { "service_error": 1 } }));
-                error_answer(tonic::Status::from(error).code(), &error.to_string(), metrics)
+                let code = tonic::Status::from(error).code();
+                let metrics = json!({ "@service": { "service_error": 1 } });
+                self.answers.error(time, code, &error.to_string(), metrics)
             }
         }
     }
 }
 
-fn error_answer(code: Code, message: &str, metrics: Option<Value>) -> String {
-    let error = json!({ "code": code_name(code), "message": message });
-    let mut answer = format!("\"error\":{error}");
-    if let Some(metrics) = metrics {
-        let _ = write!(answer, ",\"metrics\":{metrics}");
+impl<W: Write> Answers<W> {
+    fn decision(
+        &mut self,
+        time: &RawValue,
+        request: &Request<'_>,
+        decision: &Decision<'_>,
+    ) -> io::Result<()> {
+        if self.reply == Reply::Summary {
+            self.summary.count(decision);
+            return Ok(());
+        }
+        let response = proto_json::response(&convert::response(decision));
+        write!(self.out, "{{\"time\":{time},\"response\":{response}")?;
+        self.end_line(|| Value::Object(metrics(request, decision)))
     }
-    answer
+
+    /// Says that there is no decision.
+    fn error(&mut self, time: &RawValue, code: Code, message: &str, metrics: Value) -> io::Result<()> {
+        if self.reply == Reply::Summary {
+            self.summary.count_error();
+            return Ok(());
+        }
+        let error = json!({ "code": code_name(code), "message": message });
+        write!(self.out, "{{\"time\":{time},\"error\":{error}")?;
+        self.end_line(|| metrics)
+    }
+
+    fn end_line(&mut self, metrics: impl FnOnce() -> Value) -> io::Result<()> {
+        if self.reply == Reply::ResponsesWithMetrics {
+            write!(self.out, ",\"metrics\":{}", metrics())?;
+        }
+        writeln!(self.out, "}}")
+    }
+
+    fn finish(&mut self) -> io::Result<()> {
+        if self.reply == Reply::Summary {
+            write!(self.out, "{}", self.summary)?;
+        }
+        self.out.flush()
+    }
 }
 
 /// The names of gRPC for the codes that a decision can fail with.

@@ -4,12 +4,13 @@ use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
-use std::{future, io};
+use std::{future, io, mem};
 
-use futures_util::stream::{self, Stream};
+use axum::serve::ListenerExt as _;
+use futures_util::stream::{self, Stream, StreamExt as _};
 use thiserror::Error;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use tonic::codegen::http::{HeaderValue, Response};
@@ -42,7 +43,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 #[derive(Debug, Error)]
 pub enum ServerError {
     /// A port could not be opened.
-    #[error("cannot listen on {host} port {port} for {purpose}: {source}")]
+    #[error("cannot listen on {host} port {port} for {purpose}")]
     Listen {
         /// `gRPC` or `HTTP`.
         purpose: &'static str,
@@ -54,13 +55,13 @@ pub enum ServerError {
         source: io::Error,
     },
     /// Reflection could not be set up.
-    #[error("cannot offer reflection: {0}")]
+    #[error("cannot offer reflection")]
     Reflection(#[from] tonic_reflection::server::Error),
     /// The gRPC port broke.
-    #[error("the gRPC server failed: {0}")]
+    #[error("the gRPC server failed")]
     Grpc(#[from] tonic::transport::Error),
     /// The HTTP port broke.
-    #[error("the HTTP server failed: {0}")]
+    #[error("the HTTP server failed")]
     Http(#[source] io::Error),
 }
 
@@ -104,14 +105,16 @@ impl Server {
 
     /// Serves until `stops` yields, then ends in order: not ready; go on for the linger time; no new calls; the calls under
     /// way have the grace time to finish. When `stops` yields again, all of this ends at once.
-    pub async fn run(self, mut stops: mpsc::Receiver<Stop>) -> Result<(), ServerError> {
+    pub async fn run(self, stops: impl Stream<Item = Stop>) -> Result<(), ServerError> {
+        let mut stops = pin!(stops);
         let (health, health_service) = Health::new().await;
         let (close, closed) = watch::channel(false);
         let rls = Rls::new(Arc::clone(&self.limiter), Arc::clone(&self.clock));
-        let reflection = tonic_reflection::server::Builder::configure()
-            .register_encoded_file_descriptor_set(OFFICIAL_DESCRIPTORS)
-            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-            .build_v1()?;
+        let reflection = || {
+            tonic_reflection::server::Builder::configure()
+                .register_encoded_file_descriptor_set(OFFICIAL_DESCRIPTORS)
+                .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        };
         let grpc = tonic::transport::Server::builder()
             .http2_max_pending_accept_reset_streams(Some(MOST_PENDING_RESETS))
             .layer(MapResponseLayer::new(name_too_large))
@@ -120,10 +123,16 @@ impl Server {
                 note_deadline(&self.clock),
             ))
             .add_service(health_service)
-            .add_service(reflection)
+            .add_service(reflection().build_v1()?)
+            // What older tools ask.
+            .add_service(reflection().build_v1alpha()?)
             .serve_with_incoming_shutdown(connections(self.grpc), told(closed.clone()));
-        let http = axum::serve(self.http, http::routes(rls, health.clone()))
-            .with_graceful_shutdown(told(closed.clone()));
+        let http = self.http.tap_io(|connection| {
+            // Without it answers are only late.
+            let _ = connection.set_nodelay(true);
+        });
+        let http =
+            axum::serve(http, http::routes(rls, health.clone())).with_graceful_shutdown(told(closed.clone()));
 
         let mut tasks = JoinSet::new();
         tasks.spawn(async { grpc.await.map_err(ServerError::Grpc) });
@@ -139,6 +148,7 @@ impl Server {
             Stop::Gently => self.config.shutdown_linger,
             Stop::Soon => Duration::ZERO,
         };
+        // Life and death are told at the level that is shown by default, as by envoyproxy/ratelimit.
         warn!(
             linger_seconds = linger.as_secs_f64(),
             "stopping: not ready any more"
@@ -175,11 +185,20 @@ async fn listen(purpose: &'static str, host: &str, port: u16) -> Result<TcpListe
 /// moment and tries again; tonic would end the server.
 fn connections(listener: TcpListener) -> impl Stream<Item = io::Result<TcpStream>> {
     stream::unfold(listener, |listener| async {
+        let mut is_failing = false;
         loop {
-            match accept(&listener).await {
-                Ok(connection) => return Some((Ok(connection), listener)),
+            match listener.accept().await {
+                Ok((connection, _)) => {
+                    // Without it answers are only late.
+                    let _ = connection.set_nodelay(true);
+                    return Some((Ok(connection), listener));
+                }
+                Err(error) if is_of_one_connection(&error) => {}
                 Err(error) => {
-                    warn!(%error, "cannot accept a connection: {error}");
+                    if !is_failing {
+                        warn!(%error, "cannot accept connections, trying again: {error}");
+                    }
+                    is_failing = true;
                     sleep(ACCEPT_PAUSE).await;
                 }
             }
@@ -187,10 +206,12 @@ fn connections(listener: TcpListener) -> impl Stream<Item = io::Result<TcpStream
     })
 }
 
-async fn accept(listener: &TcpListener) -> io::Result<TcpStream> {
-    let (connection, _) = listener.accept().await?;
-    connection.set_nodelay(true)?;
-    Ok(connection)
+/// Whether the client went away before it was accepted.
+fn is_of_one_connection(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset | io::ErrorKind::ConnectionRefused
+    )
 }
 
 /// tonic answers a message that is too large with `OUT_OF_RANGE`, which nothing else here uses; gRPC's code for it is
@@ -227,15 +248,21 @@ async fn sweep(
     let mut ticks = interval(SWEEP_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut told = pin!(told(closed));
+    let mut last_tick = clock.now();
     loop {
         tokio::select! {
             () = &mut told => return Ok(()),
             _ = ticks.tick() => {}
         }
-        let (limiter, now) = (Arc::clone(&limiter), clock.now());
+        // A call that took its time at the last tick has made its decision by now.
+        let (limiter, then) = (Arc::clone(&limiter), mem::replace(&mut last_tick, clock.now()));
         // A sweep of millions of counters takes long; calls are not to wait behind it.
-        let swept = spawn_blocking(move || limiter.store().sweep(now)).await;
-        debug!(forgotten = swept.unwrap_or(0), "swept");
+        let forgotten = spawn_blocking(move || limiter.store().sweep(then))
+            .await
+            .expect("a sweep does not panic");
+        if forgotten > 0 {
+            debug!(forgotten, "forgot {forgotten} counters whose window has passed");
+        }
     }
 }
 
@@ -246,8 +273,8 @@ async fn told(mut closed: watch::Receiver<bool>) {
 }
 
 /// The next wish to stop. Without anybody left who could wish, never.
-async fn next(stops: &mut mpsc::Receiver<Stop>) -> Stop {
-    match stops.recv().await {
+async fn next(stops: &mut (impl Stream<Item = Stop> + Unpin)) -> Stop {
+    match stops.next().await {
         Some(stop) => stop,
         None => future::pending().await,
     }

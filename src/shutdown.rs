@@ -2,6 +2,7 @@
 
 use std::io;
 
+use futures_util::stream::{self, Stream};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// SIGTERM, SIGINT and SIGHUP: each of them asks the server to stop. SIGHUP does not reload; files do that by changing.
@@ -31,8 +32,16 @@ impl Signals {
         })
     }
 
+    /// What each signal asks for, without an end.
+    pub fn into_stream(self) -> impl Stream<Item = Stop> {
+        stream::unfold(self, |mut signals| async {
+            let stop = signals.next().await;
+            Some((stop, signals))
+        })
+    }
+
     /// Waits for the next signal.
-    pub async fn next(&mut self) -> Stop {
+    async fn next(&mut self) -> Stop {
         tokio::select! {
             _ = self.terminate.recv() => Stop::Gently,
             _ = self.hang_up.recv() => Stop::Gently,

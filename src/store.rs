@@ -9,31 +9,37 @@ use crate::descriptor::Hits;
 use crate::key::CounterKey;
 use crate::rate_limit::RateLimit;
 
-/// One descriptor's hits on one counter.
+/// The hits of one descriptor on one limit.
 #[derive(Debug, Clone)]
-pub struct Hit {
+pub struct Hit<'a> {
     /// Which counter.
     pub key: CounterKey,
     /// What the counter is measured against.
-    pub limit: RateLimit,
+    pub limit: &'a RateLimit,
     /// What is charged or given back.
     pub hits: Hits,
+    /// Whose hits they are: the place of the descriptor in its request. A descriptor's hits come one after the other.
+    pub descriptor: usize,
     /// Being over the limit does not count against the call.
     pub shadow_mode: bool,
-    /// Being over the limit counts against the call only if all hits of this kind are over.
+    /// Being over the limit counts against the call only if all descriptors of this kind are over.
     pub quota_mode: bool,
 }
 
 /// One outcome per hit, in the same order.
 pub type Outcomes = SmallVec<[Outcome; 4]>;
 
-/// Whether a call with these hits and outcomes is refused: if a hit is over its limit that neither shadow mode nor quota
-/// mode excuses, or if there are hits in quota mode and all of them are over.
-pub fn refuses(hits: &[Hit], outcomes: &[Outcome]) -> bool {
+/// Whether a call with these hits and outcomes is refused: if a descriptor is over a limit that neither shadow mode nor
+/// quota mode excuses, or if there are descriptors in quota mode and all of them are over.
+pub fn refuses(hits: &[Hit<'_>], outcomes: &[Outcome]) -> bool {
     let (mut quotas, mut quotas_over) = (0, 0);
-    for (hit, outcome) in hits.iter().zip(outcomes) {
-        let over = outcome.over_limit && !hit.shadow_mode;
-        if hit.quota_mode {
+    let mut rest = outcomes;
+    for hits in hits.chunk_by(|a, b| a.descriptor == b.descriptor) {
+        let outcomes = rest
+            .split_off(..hits.len())
+            .expect("there is an outcome for each hit");
+        let over = !hits[0].shadow_mode && outcomes.iter().any(|outcome| outcome.over_limit);
+        if hits[0].quota_mode {
             quotas += 1;
             quotas_over += usize::from(over);
         } else if over {

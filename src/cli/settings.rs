@@ -18,19 +18,57 @@ use crate::telemetry::{self, LogFormat};
 /// Where envoyproxy/ratelimit looks for rules if it is not told.
 const DEFAULT_RUNTIME_ROOT: &str = "/srv/runtime_data/current";
 
-/// Variables of envoyproxy/ratelimit that configure its Redis or Memcached.
-const BACKEND_VARIABLES: [&str; 4] = [
-    "REDIS_URL",
-    "REDIS_PERSECOND_URL",
+/// Variables of envoyproxy/ratelimit whose effect does not exist here: what they ask for goes without saying, is no concern of
+/// counters in memory, or is not there yet.
+const WITHOUT_EFFECT: [&str; 25] = [
+    "BACKEND_TYPE",
+    "CACHE_KEY_PREFIX",
+    "CONFIG_GRPC_XDS_SERVER_URL",
+    "DEBUG_PORT",
+    "DISABLE_STATS",
+    "EXPIRATION_JITTER_MAX_SECONDS",
+    "EXTRA_TAGS",
+    "FORCE_START_WITHOUT_INITIAL_CONFIG",
+    "GRPC_MAX_CONNECTION_AGE",
+    "HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED",
+    "LOCAL_CACHE_SIZE_IN_BYTES",
     "MEMCACHE_HOST_PORT",
     "MEMCACHE_SRV",
+    "PROMETHEUS_ADDR",
+    "PROMETHEUS_MAPPER_YAML",
+    "REDIS_AUTH",
+    "REDIS_PERSECOND_URL",
+    "REDIS_SOCKET_TYPE",
+    "REDIS_TYPE",
+    "REDIS_URL",
+    "STATSD_HOST",
+    "TRACING_ENABLED",
+    "USE_DOG_STATSD",
+    "USE_PROMETHEUS",
+    "USE_STATSD",
+];
+
+/// Variables of envoyproxy/ratelimit that must not be ignored: who sets them to anything but this expects a server that is
+/// safe, or reached, in another way.
+const UNSUPPORTED: [(&str, &str); 4] = [
+    ("CONFIG_TYPE", "FILE"),
+    ("GRPC_CLIENT_TLS_CACERT", ""),
+    ("GRPC_SERVER_USE_TLS", "false"),
+    ("GRPC_UDS", ""),
 ];
 
 /// The variables that are set and mean nothing here.
-pub(super) fn without_effect() -> impl Iterator<Item = &'static str> {
-    BACKEND_VARIABLES
-        .into_iter()
-        .filter(|variable| env::var_os(variable).is_some_and(|value| !value.is_empty()))
+pub(super) fn without_effect() -> Vec<&'static str> {
+    let is_set = |variable: &&str| env::var_os(variable).is_some_and(|value| !value.is_empty());
+    WITHOUT_EFFECT.into_iter().filter(is_set).collect()
+}
+
+/// A variable whose value asks for what this server cannot do.
+pub(super) fn unsupported() -> Option<&'static str> {
+    let (variable, _) = UNSUPPORTED.into_iter().find(|(variable, harmless)| {
+        env::var(variable).is_ok_and(|value| !value.is_empty() && value != *harmless)
+    })?;
+    Some(variable)
 }
 
 /// How rule files are read.
@@ -144,6 +182,9 @@ pub(super) struct DecisionSettings {
     #[arg(long, env, value_name = "BOOL", value_parser = values::boolean, default_value = "false",
           num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     response_dynamic_metadata: bool,
+    /// Send a header of this name to refused clients that are banned, with the seconds that the ban still lasts
+    #[arg(long, env = "TOLLGATE_BAN_HEADER", value_name = "NAME", value_parser = values::header_name)]
+    ban_header: Option<String>,
 }
 
 impl DecisionSettings {
@@ -163,6 +204,7 @@ impl DecisionSettings {
                 reset: self.limit_reset_header.clone(),
             }),
             dynamic_metadata: self.response_dynamic_metadata,
+            ban_header: self.ban_header.clone(),
         }
     }
 }

@@ -61,14 +61,14 @@ pub(super) fn log_format(text: &str) -> Result<LogFormat, String> {
 }
 
 /// Whether Kubernetes sets a variable of this name in every pod beside a Service called `tollgate` or `tollgate-…`.
-pub(super) fn is_injected_by_kubernetes(name: &str) -> bool {
+pub(super) fn is_injected_by_kubernetes(name: &str, value: &str) -> bool {
     let after_port = name.rsplit_once("_PORT").map(|(_, after)| after);
     name.ends_with("_SERVICE_HOST")
         || name.contains("_SERVICE_PORT")
         || after_port.is_some_and(|after| {
             let mut parts = after.split('_').skip(1);
             let (port, protocol) = (parts.next(), parts.next());
-            after.is_empty()
+            (after.is_empty() && value.contains("://"))
                 || port.is_some_and(|port| port.parse::<u16>().is_ok())
                     && protocol.is_some_and(|protocol| matches!(protocol, "TCP" | "UDP" | "SCTP"))
         })
@@ -82,7 +82,11 @@ mod tests {
     fn variables_of_a_service_called_tollgate_are_not_ours() {
         #[track_caller]
         fn test(name: &str, expected: bool) {
-            assert_eq!(is_injected_by_kubernetes(name), expected, "{name}");
+            assert_eq!(
+                is_injected_by_kubernetes(name, "tcp://10.0.0.1:8081"),
+                expected,
+                "{name}"
+            );
         }
         test("TOLLGATE_SERVICE_HOST", true);
         test("TOLLGATE_SERVICE_PORT", true);
@@ -94,6 +98,7 @@ mod tests {
         test("TOLLGATE_CONFIG", false);
         test("TOLLGATE_SHUTDOWN_LINGER", false);
         test("TOLLGATE_PORTS", false);
+        assert!(!is_injected_by_kubernetes("TOLLGATE_PORT", "9000"));
     }
 
     #[test]

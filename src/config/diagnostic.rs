@@ -115,11 +115,11 @@ impl Diagnostics {
 
     /// Orders by place; what an alias makes true at several places of the tree is said once.
     pub(super) fn sort(&mut self) {
-        self.all.sort_by(|a, b| {
-            (&a.file, a.position, &a.path, &a.fault).cmp(&(&b.file, b.position, &b.path, &b.fault))
-        });
+        let place = |diagnostic: &Diagnostic| (Arc::clone(&diagnostic.file), diagnostic.position);
         self.all
-            .dedup_by(|a, b| (&a.file, a.position, &a.fault) == (&b.file, b.position, &b.fault));
+            .sort_by(|a, b| (place(a), &a.fault, &a.path).cmp(&(place(b), &b.fault, &b.path)));
+        self.all
+            .dedup_by(|a, b| (place(a), &a.fault) == (place(b), &b.fault));
     }
 }
 

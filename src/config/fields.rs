@@ -27,7 +27,7 @@ impl Schema {
 pub(super) const ROOT: Schema = Schema {
     what: "the file",
     keys: &["domain", "descriptors"],
-    added_keys: &["charge"],
+    added_keys: &["charge", "client_address"],
 };
 
 pub(super) const DESCRIPTOR: Schema = Schema {
@@ -44,13 +44,67 @@ pub(super) const DESCRIPTOR: Schema = Schema {
         "share_threshold",
         "metadata",
     ],
-    added_keys: &[],
+    added_keys: &["value_cidr", "rate_limits"],
 };
 
 pub(super) const RATE_LIMIT: Schema = Schema {
     what: "rate_limit",
     keys: &["unit", "requests_per_unit", "unlimited", "name", "replaces"],
-    added_keys: &["unit_multiplier"],
+    added_keys: &[
+        "unit_multiplier",
+        "algorithm",
+        "window_start",
+        "time_zone",
+        "burst_size",
+        "burst",
+        "charge_refused",
+        "on_exceeded",
+        "ban",
+    ],
+};
+
+pub(super) const BURST: Schema = Schema {
+    what: "burst",
+    keys: &["unit", "requests_per_unit"],
+    added_keys: &[
+        "unit_multiplier",
+        "algorithm",
+        "window_start",
+        "time_zone",
+        "burst_size",
+        "charge_refused",
+        "on_exceeded",
+    ],
+};
+
+pub(super) const BAN: Schema = Schema {
+    what: "ban",
+    keys: &[],
+    added_keys: &["after", "for"],
+};
+
+pub(super) const ON_EXCEEDED: Schema = Schema {
+    what: "on_exceeded",
+    keys: &[],
+    added_keys: &["backoff"],
+};
+
+pub(super) const BACKOFF: Schema = Schema {
+    what: "backoff",
+    keys: &[],
+    added_keys: &["factor", "max"],
+};
+
+pub(super) const CLIENT_ADDRESS: Schema = Schema {
+    what: "client_address",
+    keys: &["key"],
+    added_keys: &["trusted", "ipv4_prefix", "ipv6_prefix", "malformed"],
+};
+
+pub(super) const TRUSTED: Schema = Schema {
+    what: "trusted",
+    keys: &[],
+    added_keys: &["hops", "peer"],
 };
 
 pub(super) const REPLACES: Schema = Schema {
@@ -59,20 +113,24 @@ pub(super) const REPLACES: Schema = Schema {
     added_keys: &[],
 };
 
-const SCHEMAS: [&Schema; 4] = [&ROOT, &DESCRIPTOR, &RATE_LIMIT, &REPLACES];
-
-/// How many entries the aliases of a file may add to those that are written in it: far more than real files have, and few
-/// enough that a small hostile one cannot exhaust the memory.
-const MOST_ADDED_ENTRIES: usize = 1_000_000;
+/// In the order in which the home of a misplaced key is looked for.
+const SCHEMAS: [&Schema; 10] = [
+    &ROOT,
+    &DESCRIPTOR,
+    &RATE_LIMIT,
+    &REPLACES,
+    &BURST,
+    &BAN,
+    &ON_EXCEEDED,
+    &BACKOFF,
+    &CLIENT_ADDRESS,
+    &TRUSTED,
+];
 
 /// What reading a file needs at hand.
 pub(super) struct Reading<'r> {
     pub(super) document: &'r Document,
     pub(super) diagnostics: &'r mut Diagnostics,
-    /// Entries read so far.
-    entries: usize,
-    /// How many may be read.
-    most_entries: usize,
 }
 
 /// The entries of one mapping: merge keys resolved, each key once, all of them legal.
@@ -125,20 +183,6 @@ impl Fields {
 // === impl Reading ===
 
 impl<'r> Reading<'r> {
-    pub(super) fn new(document: &'r Document, diagnostics: &'r mut Diagnostics) -> Self {
-        Reading {
-            document,
-            diagnostics,
-            entries: 0,
-            most_entries: document.len() + MOST_ADDED_ENTRIES,
-        }
-    }
-
-    /// Whether the file has come to more than it may; then an error was reported and reading should end.
-    pub(super) fn is_exhausted(&self) -> bool {
-        self.entries > self.most_entries
-    }
-
     /// The mapping at `node`, its keys checked against `schema`. `None` if it is no mapping.
     pub(super) fn mapping(&mut self, place: &Place<'_>, node: NodeRef, schema: &Schema) -> Option<Fields> {
         let position = self.document.node(node).position;
@@ -150,9 +194,6 @@ impl<'r> Reading<'r> {
         };
         let mut has_refused_keys = false;
         let mut fields = self.flattened(place, node);
-        if self.is_exhausted() {
-            return None;
-        }
         fields.retain(|field| match self.is_legal_here(place, field, schema) {
             Legality::Legal => true,
             Legality::WithoutEffect => false,
@@ -183,11 +224,6 @@ impl<'r> Reading<'r> {
         };
         let mut fields: Vec<Field> = Vec::new();
         for (key, value) in pairs {
-            self.entries += 1;
-            if self.is_exhausted() {
-                self.report_exhausted(place, document.node(*key).position);
-                break;
-            }
             match self.key(place, *key) {
                 Some(Key::Merge) => {
                     for field in self.merged(place, *value) {
@@ -218,14 +254,6 @@ impl<'r> Reading<'r> {
             }
         }
         fields
-    }
-
-    fn report_exhausted(&mut self, place: &Place<'_>, position: Position) {
-        if self.entries == self.most_entries + 1 {
-            let fault = "with all its aliases followed the file is too large";
-            self.diagnostics
-                .error(place, position, fault, "use fewer aliases of aliases");
-        }
     }
 
     /// What a merge key adds: of a list, the first mapping that has a key decides.
@@ -432,41 +460,102 @@ impl<'r> Reading<'r> {
         }
     }
 
-    /// The whole number of `key`, from `least` to 4294967295; `None` if the key is absent, has no value or is in error.
-    pub(super) fn u32(&mut self, place: &Place<'_>, fields: &Fields, key: &str, least: u32) -> Option<u32> {
-        let field = fields.get(key)?;
-        let node = self.document.node(field.value);
-        let advice = match &node.content {
-            Content::Scalar(Scalar {
-                meaning: Meaning::Null,
-                ..
-            }) => return None,
-            Content::Scalar(Scalar {
-                meaning: Meaning::Int(int),
-                ..
-            }) => match u32::try_from(*int) {
-                Ok(value) if value >= least => return Some(value),
-                _ => format!("write a whole number from {least} to {}", u32::MAX),
-            },
-            Content::Scalar(Scalar {
-                meaning: Meaning::Float(float),
-                ..
-            }) => match whole(*float) {
-                Some(whole) if whole >= least => format!("write {key}: {whole}"),
-                _ => format!("write a whole number from {least} to {}", u32::MAX),
-            },
-            Content::Scalar(Scalar { text, .. }) if text.parse::<u32>().is_ok() => {
-                format!("write {key}: {text}, without quotes")
-            }
-            _ => format!("write a whole number from {least} to {}", u32::MAX),
+    /// The whole number of `key`, from `least` to 4294967295; inside, `None` if the key is absent or has no value. `None` if
+    /// there is an error.
+    pub(super) fn u32(
+        &mut self,
+        place: &Place<'_>,
+        fields: &Fields,
+        key: &str,
+        least: u32,
+    ) -> Option<Option<u32>> {
+        let Some(field) = fields.get(key) else {
+            return Some(None);
         };
-        let fault = format!(
-            "{key} must be a whole number from {least} to {}, not {}",
-            u32::MAX,
-            self.shown(field.value)
-        );
+        let node = self.document.node(field.value);
+        let any = format!("write a whole number from {least} to {}", u32::MAX);
+        let advice = match &node.content {
+            Content::Scalar(scalar) => match scalar.meaning {
+                Meaning::Null => return Some(None),
+                Meaning::Int(int) => match u32::try_from(int) {
+                    Ok(value) if value >= least => return Some(Some(value)),
+                    _ => any,
+                },
+                Meaning::Float(float) => match whole(float) {
+                    Some(whole) if whole >= least => format!("write {key}: {whole}"),
+                    _ => any,
+                },
+                _ if scalar.text.parse::<u32>().is_ok() => {
+                    format!("write {key}: {}, without quotes", scalar.text)
+                }
+                _ => any,
+            },
+            _ => any,
+        };
+        let fault = format!("{key} cannot be {}", self.shown(field.value));
         self.diagnostics.error(place, node.position, fault, advice);
         None
+    }
+
+    /// The number of `key`, fractions allowed; inside, `None` if the key is absent or has no value. `None` if there is an
+    /// error.
+    pub(super) fn float(&mut self, place: &Place<'_>, fields: &Fields, key: &str) -> Option<Option<f64>> {
+        let Some(field) = fields.get(key) else {
+            return Some(None);
+        };
+        let node = self.document.node(field.value);
+        if let Content::Scalar(scalar) = &node.content {
+            match scalar.meaning {
+                Meaning::Null => return Some(None),
+                Meaning::Int(int) => return Some(Some(int as f64)),
+                Meaning::Float(float) => return Some(Some(float)),
+                _ => {}
+            }
+        }
+        let fault = format!("{key} must be a number, not {}", self.shown(field.value));
+        self.diagnostics
+            .error(place, node.position, fault, format!("write {key}: 2"));
+        None
+    }
+
+    /// Whether the node is a mapping.
+    pub(super) fn is_mapping(&self, node: NodeRef) -> bool {
+        matches!(self.document.node(node).content, Content::Mapping(_))
+    }
+
+    /// The texts of `key`: one, or a list of them. `None` if there is an error.
+    pub(super) fn texts(&mut self, place: &Place<'_>, fields: &Fields, key: &str) -> Option<Vec<At<String>>> {
+        let document = self.document;
+        let Some(node) = self.value(fields, key) else {
+            return Some(Vec::new());
+        };
+        let items = match &document.node(node).content {
+            Content::Sequence(items) => items.clone(),
+            _ => vec![node],
+        };
+        items
+            .into_iter()
+            .map(|item| {
+                let node = document.node(item);
+                match &node.content {
+                    Content::Scalar(scalar) if scalar.meaning != Meaning::Null => Some(At {
+                        position: node.position,
+                        value: scalar.text.clone(),
+                    }),
+                    _ => {
+                        let fault =
+                            format!("{key} must be text or a list of texts, not {}", self.shown(item));
+                        self.diagnostics.error(
+                            place,
+                            node.position,
+                            fault,
+                            "write texts, in quotes if need be",
+                        );
+                        None
+                    }
+                }
+            })
+            .collect()
     }
 
     /// The mappings in the list of `key`; none if the key is absent or has no value.
@@ -522,11 +611,6 @@ impl<'r> Reading<'r> {
         };
         let mut entries = Vec::new();
         for (key, value) in pairs {
-            self.entries += 1;
-            if self.is_exhausted() {
-                self.report_exhausted(place, document.node(*key).position);
-                break;
-            }
             match &document.node(*key).content {
                 Content::Scalar(Scalar {
                     meaning: Meaning::Merge,

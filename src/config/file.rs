@@ -4,21 +4,20 @@
 //! envoyproxy/ratelimit; what it accepts without effect is a warning here.
 
 use std::collections::{HashMap, HashSet};
-use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use serde_json::Value;
 
+use super::address;
 use super::diagnostic::{Diagnostics, Place, nearest};
-use super::fields::{At, DESCRIPTOR, Fields, RATE_LIMIT, REPLACES, ROOT, Reading};
+use super::fields::{At, DESCRIPTOR, Fields, ROOT, Reading};
+use super::limit::{LimitReader, WrittenLimit};
 use super::source::SourceFile;
 use super::yaml::{Content, Document, Meaning, NodeRef, Position};
-use crate::decision::Metadata;
-use crate::matcher::{Domain, Level, LevelValue, Limit, Matcher, NodeId, Rule};
-use crate::rate_limit::{Charge, RateLimit, Unit};
-
-/// How deep descriptors may be nested. Far beyond any real file; keeps a hostile one from exhausting the stack.
-const MOST_LEVELS: usize = 100;
+use crate::algorithm::Kind;
+use crate::matcher::{Domain, Matcher, NodeId};
+use crate::rate_limit::{Algorithm, Charge, RateLimit, WindowStart};
+use crate::rule::{Level, LevelValue, Limit, Metadata, Rule};
 
 /// Compiled rules, and what was odd about their files.
 #[derive(Debug)]
@@ -38,8 +37,12 @@ pub fn load(files: &[SourceFile], merge_domains: bool) -> Result<Loaded, Diagnos
     for file in files {
         loader.load(file);
     }
+    let has_errors = loader.diagnostics.errors().next().is_some();
+    if !has_errors {
+        loader.warn_of_unknown_names();
+    }
     loader.diagnostics.sort();
-    if loader.diagnostics.errors().next().is_some() {
+    if has_errors {
         return Err(loader.diagnostics);
     }
     Ok(Loaded {
@@ -55,8 +58,10 @@ struct Loader {
     diagnostics: Diagnostics,
     /// Where each domain was first named.
     domains: HashMap<String, Origin>,
-    /// Where each node was written.
-    nodes: HashMap<(String, NodeId), Origin>,
+    /// Where each node of each domain was written.
+    nodes: HashMap<String, HashMap<NodeId, Origin>>,
+    /// What entries of `replaces` refer to, with the domain.
+    replaced: Vec<(String, Box<str>, Origin)>,
 }
 
 /// A place in one of the files.
@@ -75,6 +80,31 @@ impl std::fmt::Display for Origin {
 // === impl Loader ===
 
 impl Loader {
+    /// Points out entries of `replaces` that replace nothing.
+    fn warn_of_unknown_names(&mut self) {
+        let names: HashMap<&str, HashSet<&str>> = self
+            .matcher
+            .domains()
+            .map(|domain| (domain.name(), names_of_limits(domain)))
+            .collect();
+        for (domain, name, origin) in &self.replaced {
+            let known = &names[domain.as_str()];
+            if known.contains(&**name) {
+                continue;
+            }
+            let place = Place {
+                file: &origin.file,
+                path: domain,
+            };
+            let advice = match nearest(name, known.iter().copied()) {
+                Some(meant) => format!("did you mean {meant}?"),
+                None => "give the limit that it is to replace this name".to_owned(),
+            };
+            let fault = format!("replaces '{name}', but no limit of the domain has that name");
+            self.diagnostics.warning(&place, origin.position, fault, advice);
+        }
+    }
+
     fn load(&mut self, file: &SourceFile) {
         let name: Arc<str> = file.name.as_str().into();
         let place = Place {
@@ -110,14 +140,36 @@ impl Loader {
         };
         FileLoader {
             file: &name,
-            reading: Reading::new(&document, &mut self.diagnostics),
+            reading: Reading {
+                document: &document,
+                diagnostics: &mut self.diagnostics,
+            },
             merge_domains: self.merge_domains,
             domains: &mut self.domains,
-            nodes: &mut self.nodes,
-            domain: String::new(),
+            nodes_of_domains: &mut self.nodes,
+            domain: "?".to_owned(),
+            nodes: HashMap::new(),
+            replaced: &mut self.replaced,
         }
         .load(&mut self.matcher, root);
     }
+}
+
+fn names_of_limits(domain: &Domain) -> HashSet<&str> {
+    domain
+        .rules()
+        .flat_map(Rule::limits)
+        .map(|limit| &*limit.name)
+        .collect()
+}
+
+/// Whether two limits of one key would count on the same counter.
+fn counts_like(a: &RateLimit, b: &RateLimit) -> bool {
+    let zone = |limit: &RateLimit| match &limit.algorithm {
+        Algorithm::FixedWindow(WindowStart::Calendar(calendar)) => Some(calendar.zone.clone()),
+        _ => None,
+    };
+    Kind::of(a) == Kind::of(b) && a.window.milliseconds() == b.window.milliseconds() && zone(a) == zone(b)
 }
 
 /// A word on the syntax errors that rule files usually have.
@@ -130,7 +182,7 @@ fn syntax_advice(source: &str, position: Position) -> String {
     if bare_star {
         return "a value that starts with * must be quoted: \"*\"".into();
     }
-    String::new()
+    "look at the indentation, the quotes and the brackets of this line and the one before".into()
 }
 
 /// Loads one file.
@@ -139,9 +191,12 @@ struct FileLoader<'l> {
     reading: Reading<'l>,
     merge_domains: bool,
     domains: &'l mut HashMap<String, Origin>,
-    nodes: &'l mut HashMap<(String, NodeId), Origin>,
-    /// The file's domain.
+    nodes_of_domains: &'l mut HashMap<String, HashMap<NodeId, Origin>>,
+    /// The file's domain; a question mark if it has none.
     domain: String,
+    /// Where each node of the domain was written.
+    nodes: HashMap<NodeId, Origin>,
+    replaced: &'l mut Vec<(String, Box<str>, Origin)>,
 }
 
 /// Where in the tree of descriptors the loading is.
@@ -155,7 +210,7 @@ struct Branch {
 // === impl FileLoader ===
 
 impl FileLoader<'_> {
-    fn load(&mut self, matcher: &mut Matcher, root: NodeRef) {
+    fn load(mut self, matcher: &mut Matcher, root: NodeRef) {
         let place = Place {
             file: self.file,
             path: "",
@@ -163,56 +218,63 @@ impl FileLoader<'_> {
         let Some(fields) = self.reading.mapping(&place, root, &ROOT) else {
             return;
         };
-        let name = self.reading.text(&place, &fields, "domain");
-        if let Some(name) = &name
-            && (fields.has("domain") || fields.lacks("domain"))
-        {
-            self.check_domain(name);
-        }
-        self.domain = match name {
-            Some(name) if !name.value.is_empty() => name.value,
-            _ => "?".to_owned(),
+        // What a file without a usable domain holds is checked on its own.
+        let mut apart = Matcher::default();
+        let domain = match self.domain(&fields) {
+            Some(name) => {
+                self.domain = name;
+                self.nodes = self.nodes_of_domains.remove(&self.domain).unwrap_or_default();
+                matcher.domain_mut(&self.domain)
+            }
+            None => apart.domain_mut(&self.domain),
         };
-
-        let domain = matcher.domain_mut(&self.domain);
         self.set_charge(domain, &fields);
+        self.set_client_addresses(domain, &fields);
         let root = Branch {
             node: NodeId::ROOT,
             levels: Vec::new(),
             path: self.domain.clone(),
         };
         self.descriptors(domain, &fields, &root);
+        self.nodes_of_domains.insert(self.domain, self.nodes);
     }
 
-    fn check_domain(&mut self, name: &At<String>) {
+    /// The file's domain. `None` if there is an error.
+    fn domain(&mut self, fields: &Fields) -> Option<String> {
         let place = Place {
             file: self.file,
             path: "",
         };
+        let name = self.reading.text(&place, fields, "domain")?;
         if name.value.is_empty() {
-            self.reading.diagnostics.error(
-                &place,
-                name.position,
-                "domain must not be empty",
-                "write domain: NAME",
-            );
-            return;
+            if fields.has("domain") || fields.lacks("domain") {
+                let fault = "domain must not be empty";
+                self.reading
+                    .diagnostics
+                    .error(&place, name.position, fault, "write domain: NAME");
+            }
+            return None;
         }
-        let origin = Origin {
-            file: Arc::clone(self.file),
-            position: name.position,
-        };
-        if let Some(first) = self.domains.get(&name.value)
-            && !self.merge_domains
-        {
-            self.reading.diagnostics.error(
-                &place,
-                name.position,
-                format!("duplicate domain '{}', already in {first}", name.value),
-                "put its descriptors into one file, or set MERGE_DOMAIN_CONFIG=true",
-            );
+        match self.domains.get(&name.value) {
+            Some(first) if !self.merge_domains => {
+                self.reading.diagnostics.error(
+                    &place,
+                    name.position,
+                    format!("duplicate domain '{}', already in {first}", name.value),
+                    "put its descriptors into one file, or set MERGE_DOMAIN_CONFIG=true",
+                );
+                return None;
+            }
+            Some(_) => {}
+            None => {
+                let origin = Origin {
+                    file: Arc::clone(self.file),
+                    position: name.position,
+                };
+                self.domains.insert(name.value.clone(), origin);
+            }
         }
-        self.domains.entry(name.value.clone()).or_insert(origin);
+        Some(name.value)
     }
 
     fn set_charge(&mut self, domain: &mut Domain, fields: &Fields) {
@@ -245,28 +307,33 @@ impl FileLoader<'_> {
         domain.set_charge(charge);
     }
 
+    fn set_client_addresses(&mut self, domain: &mut Domain, fields: &Fields) {
+        let path = format!("{}.client_address", self.domain);
+        let place = Place {
+            file: self.file,
+            path: &path,
+        };
+        for node in self.reading.mappings(&place, fields, "client_address") {
+            let Some((key, address)) = address::read(&mut self.reading, &place, node) else {
+                continue;
+            };
+            if !domain.add_client_address(&key.value, address) {
+                let fault = format!("the key {} is named twice", key.value);
+                self.reading
+                    .diagnostics
+                    .error(&place, key.position, fault, "say it once for each key");
+            }
+        }
+    }
+
     fn descriptors(&mut self, domain: &mut Domain, fields: &Fields, branch: &Branch) {
         let place = Place {
             file: self.file,
             path: &branch.path,
         };
         let nodes = self.reading.mappings(&place, fields, "descriptors");
-        if branch.levels.len() >= MOST_LEVELS && !nodes.is_empty() {
-            let fault = format!("descriptors are nested more than {MOST_LEVELS} levels deep");
-            let position = fields.position_of("descriptors");
-            self.reading.diagnostics.error(
-                &place,
-                position,
-                fault,
-                "a request needs one entry per level; flatten the tree",
-            );
-            return;
-        }
         let mut keys = Vec::with_capacity(nodes.len());
         for node in nodes {
-            if self.reading.is_exhausted() {
-                return;
-            }
             keys.extend(self.descriptor(domain, node, branch));
         }
         self.warn_of_joined_keys(&place, &keys);
@@ -289,14 +356,9 @@ impl FileLoader<'_> {
                 "write key: NAME",
             );
         }
-        let value = self.reading.text(&place, &fields, "value");
-        let named = key.is_some() && value.is_some();
-        let mut level = Level {
-            key: self.reading.shown_text(&fields, "key").into(),
-            value: LevelValue::parse(self.reading.shown_text(&fields, "value")),
-            share_threshold: false,
-            value_to_metric: false,
-        };
+        let named = key.is_some() && self.reading.text(&place, &fields, "value").is_some();
+        let value = self.level_value(&place, &fields);
+        let mut level = Level::new(self.reading.shown_text(&fields, "key"), value);
         let path = format!("{}.{level}", parent.path);
         let place = Place {
             file: self.file,
@@ -314,11 +376,37 @@ impl FileLoader<'_> {
             _ => domain.add_detached(),
         };
         let branch = Branch { node, levels, path };
-        if let Some(rule) = self.rule(&fields, &branch) {
+        if let Some(rule) = self.rule(&fields, &branch, domain.charge()) {
             domain.set_rule(node, rule);
         }
         self.descriptors(domain, &fields, &branch);
         key
+    }
+
+    /// The values that a descriptor fits, from `value` or `value_cidr`.
+    fn level_value(&mut self, place: &Place<'_>, fields: &Fields) -> LevelValue {
+        let value = LevelValue::parse(self.reading.shown_text(fields, "value"));
+        if !fields.has("value_cidr") {
+            return value;
+        }
+        let position = fields.position_of("value_cidr");
+        if value != LevelValue::Any {
+            let fault = "a descriptor cannot have value and value_cidr";
+            self.reading
+                .diagnostics
+                .error(place, position, fault, "write two descriptors");
+        }
+        let networks = address::networks(&mut self.reading, place, fields, "value_cidr");
+        if networks.as_ref().is_some_and(|networks| networks.is_empty()) {
+            let fault = "value_cidr is empty";
+            self.reading.diagnostics.error(
+                place,
+                position,
+                fault,
+                "write a network such as 10.0.0.0/8, or a list of them",
+            );
+        }
+        networks.map_or(LevelValue::Any, |networks| LevelValue::Networks(networks.into()))
     }
 
     fn add_node(
@@ -335,11 +423,11 @@ impl FileLoader<'_> {
                     file: Arc::clone(self.file),
                     position: fields.position,
                 };
-                self.nodes.insert((self.domain.clone(), node), origin);
+                self.nodes.insert(node, origin);
                 node
             }
             Err(there) => {
-                let first = &self.nodes[&(self.domain.clone(), there)];
+                let first = &self.nodes[&there];
                 self.reading.diagnostics.error(
                     place,
                     fields.position,
@@ -357,19 +445,19 @@ impl FileLoader<'_> {
 
     fn share_threshold(&mut self, place: &Place<'_>, fields: &Fields, level: &Level) -> bool {
         let share_threshold = self.bool(place, fields, "share_threshold");
-        let has_pattern = matches!(level.value, LevelValue::Wildcard(_));
+        let has_pattern = matches!(level.value, LevelValue::Wildcard(_) | LevelValue::Networks(_));
         if share_threshold && !has_pattern {
             self.reading.diagnostics.error(
                 place,
                 fields.position_of("share_threshold"),
-                format!("share_threshold needs a value with '*', but this is {level}"),
+                format!("share_threshold needs a value with '*', or a value_cidr, but this is {level}"),
                 "put a * into value, or take share_threshold out",
             );
         }
         share_threshold && has_pattern
     }
 
-    fn rule(&mut self, fields: &Fields, branch: &Branch) -> Option<Rule> {
+    fn rule(&mut self, fields: &Fields, branch: &Branch, charge: Option<Charge>) -> Option<Rule> {
         let place = Place {
             file: self.file,
             path: &branch.path,
@@ -378,7 +466,7 @@ impl FileLoader<'_> {
         let quota_mode = self.bool(&place, fields, "quota_mode");
         let detailed_metric = self.bool(&place, fields, "detailed_metric");
         let metadata = self.metadata(fields, branch);
-        let Some(node) = self.reading.value(fields, "rate_limit") else {
+        if !fields.has("rate_limits") && self.reading.value(fields, "rate_limit").is_none() {
             let given = [
                 ("shadow_mode", shadow_mode),
                 ("quota_mode", quota_mode),
@@ -394,19 +482,10 @@ impl FileLoader<'_> {
                 );
             }
             return None;
-        };
-        let path = format!("{}.rate_limit", branch.path);
-        let place = Place {
-            file: self.file,
-            path: &path,
-        };
-        let limits = self.reading.mapping(&place, node, &RATE_LIMIT)?;
-        let name = self.reading.text(&place, &limits, "name");
-        let replaces = self.replaces(&place, &limits, name.as_ref().map(|name| name.value.as_str()));
-        let limit = self.limit(&place, &limits)?;
+        }
+        let (limit, replaces) = self.limits(fields, branch, charge)?;
         Some(Rule {
             limit,
-            name: name?.value.into(),
             replaces,
             shadow_mode,
             quota_mode,
@@ -417,109 +496,87 @@ impl FileLoader<'_> {
         })
     }
 
-    fn limit(&mut self, place: &Place<'_>, fields: &Fields) -> Option<Limit> {
-        let unlimited = self.reading.bool(place, fields, "unlimited");
-        let unit = self.reading.text(place, fields, "unit");
-        let requests_per_unit = self.reading.u32(place, fields, "requests_per_unit", 0);
-        let unit_multiplier = self.reading.u32(place, fields, "unit_multiplier", 1);
-        let (unlimited, unit) = (unlimited?, unit?);
-        if unlimited {
-            self.check_unlimited(place, fields, &unit);
-            return Some(Limit::Unlimited);
-        }
-        let Some(known) = Unit::from_name(&unit.value) else {
-            if fields.has("unit") || fields.lacks("unit") {
-                self.report_unit(place, fields, &unit);
-            }
-            return None;
-        };
-        if fields.lacks("requests_per_unit") {
-            let fault = "without requests_per_unit nothing passes";
-            self.reading.diagnostics.warning(
-                place,
-                fields.position,
-                fault,
-                "add it; write requests_per_unit: 0 if that is what you want",
-            );
-        }
-        Some(Limit::PerUnit(RateLimit {
-            requests_per_unit: requests_per_unit.unwrap_or(0),
-            unit: known,
-            unit_multiplier: unit_multiplier
-                .and_then(NonZeroU32::new)
-                .unwrap_or(NonZeroU32::MIN),
-        }))
-    }
-
-    fn check_unlimited(&mut self, place: &Place<'_>, fields: &Fields, unit: &At<String>) {
-        if Unit::from_name(&unit.value).is_some() {
-            self.reading.diagnostics.error(
-                place,
-                unit.position,
-                "a limit cannot be unlimited and have a unit",
-                "take out unit, or unlimited",
-            );
-        }
-        if fields.has("unit_multiplier") {
-            self.reading.diagnostics.error(
-                place,
-                fields.position_of("unit_multiplier"),
-                "a limit cannot be unlimited and have a unit_multiplier",
-                "take out unit_multiplier, or unlimited",
-            );
-        }
-    }
-
-    fn report_unit(&mut self, place: &Place<'_>, fields: &Fields, unit: &At<String>) {
-        const UNITS: &str = "second, minute, hour, day, week, month or year";
-        let legal = Unit::ALL.map(|unit| unit.name().to_lowercase());
-        let trimmed = unit.value.trim();
-        let (fault, advice) = if unit.value.is_empty() {
-            let fault = if fields.has("unit") {
-                "unit is empty"
-            } else {
-                "there is no unit"
+    /// The limits of a descriptor, from `rate_limit` or `rate_limits`, and the names of those that they replace.
+    fn limits(
+        &mut self,
+        fields: &Fields,
+        branch: &Branch,
+        charge: Option<Charge>,
+    ) -> Option<(Limit, Box<[Box<str>]>)> {
+        if !fields.has("rate_limits") {
+            let node = self.reading.value(fields, "rate_limit")?;
+            let written = self.written_limit(node, &branch.path, charge)?;
+            let limit = match written.limit {
+                Some(limit) => Limit::All(Box::new([limit])),
+                None => Limit::Unlimited,
             };
-            (fault.to_owned(), format!("write unit: and one of {UNITS}"))
-        } else {
-            let advice = match nearest(trimmed, legal.iter().map(String::as_str)) {
-                Some(meant) => format!("did you mean {meant}?"),
-                None => format!("write {UNITS}"),
-            };
-            (format!("unit \"{}\" is not known", unit.value), advice)
+            return Some((limit, written.replaces.into()));
+        }
+        let path = format!("{}.rate_limits", branch.path);
+        let place = Place {
+            file: self.file,
+            path: &path,
         };
-        self.reading
-            .diagnostics
-            .error(place, unit.position, fault, advice);
-    }
-
-    fn replaces(&mut self, place: &Place<'_>, fields: &Fields, own_name: Option<&str>) -> Box<[Box<str>]> {
-        let mut names = Vec::new();
-        for node in self.reading.mappings(place, fields, "replaces") {
-            let Some(entry) = self.reading.mapping(place, node, &REPLACES) else {
+        let position = fields.position_of("rate_limits");
+        if fields.has("rate_limit") {
+            let fault = "a descriptor cannot have rate_limit and rate_limits";
+            self.reading
+                .diagnostics
+                .error(&place, position, fault, "put all limits into rate_limits");
+        }
+        let nodes = self.reading.mappings(&place, fields, "rate_limits");
+        if nodes.is_empty() {
+            let fault = "rate_limits is empty";
+            self.reading
+                .diagnostics
+                .error(&place, position, fault, "list limits in it, or take it out");
+        }
+        let mut limits: Vec<RateLimit> = Vec::new();
+        let mut replaces = Vec::new();
+        for node in nodes {
+            let Some(written) = self.written_limit(node, &branch.path, charge) else {
                 continue;
             };
-            let Some(name) = self.reading.text(place, &entry, "name") else {
-                continue;
+            replaces.extend(written.replaces);
+            let position = self.reading.document.node(node).position;
+            let fault = match written.limit {
+                None => "an unlimited limit means nothing beside others",
+                Some(limit) if limits.iter().any(|there| counts_like(there, &limit)) => {
+                    "two limits with the same algorithm and window would share a counter"
+                }
+                Some(limit) => {
+                    limits.push(limit);
+                    continue;
+                }
             };
-            if name.value.is_empty() {
-                self.reading.diagnostics.error(
-                    place,
-                    entry.position,
-                    "an entry of replaces has no name",
-                    "write replaces: [{name: NAME}] with the name of the rule to drop",
-                );
-            } else if own_name == Some(name.value.as_str()) {
-                self.reading.diagnostics.error(
-                    place,
-                    name.position,
-                    format!("the rule replaces itself: '{}' is its own name", name.value),
-                    "name another rule, or take replaces out",
-                );
-            }
-            names.push(name.value.into());
+            self.reading
+                .diagnostics
+                .error(&place, position, fault, "take it out of the list");
         }
-        names.into()
+        (!limits.is_empty()).then(|| (Limit::All(limits.into()), replaces.into()))
+    }
+
+    fn written_limit(&mut self, node: NodeRef, path: &str, charge: Option<Charge>) -> Option<WrittenLimit> {
+        let path = format!("{path}.rate_limit");
+        let place = Place {
+            file: self.file,
+            path: &path,
+        };
+        let written = LimitReader {
+            reading: &mut self.reading,
+            place,
+            charge,
+        }
+        .read(node)?;
+        let position = self.reading.document.node(node).position;
+        for name in &written.replaces {
+            let origin = Origin {
+                file: Arc::clone(self.file),
+                position,
+            };
+            self.replaced.push((self.domain.clone(), name.clone(), origin));
+        }
+        Some(written)
     }
 
     fn metadata(&mut self, fields: &Fields, branch: &Branch) -> Option<Metadata> {
@@ -529,7 +586,7 @@ impl FileLoader<'_> {
             path: &path,
         };
         let node = self.reading.value(fields, "metadata")?;
-        match self.json(&place, node, 0) {
+        match self.json(&place, node) {
             Value::Object(metadata) => Some(metadata),
             _ => {
                 let position = self.reading.document.node(node).position;
@@ -542,16 +599,9 @@ impl FileLoader<'_> {
         }
     }
 
-    fn json(&mut self, place: &Place<'_>, node: NodeRef, depth: usize) -> Value {
+    fn json(&mut self, place: &Place<'_>, node: NodeRef) -> Value {
         let document = self.reading.document;
         let position = document.node(node).position;
-        if depth > MOST_LEVELS {
-            let fault = format!("metadata is nested more than {MOST_LEVELS} levels deep");
-            self.reading
-                .diagnostics
-                .error(place, position, fault, "flatten it");
-            return Value::Null;
-        }
         match &document.node(node).content {
             Content::Scalar(scalar) => match scalar.meaning {
                 Meaning::Null => Value::Null,
@@ -570,15 +620,12 @@ impl FileLoader<'_> {
                 Meaning::Float(float) => float.into(),
                 Meaning::Text | Meaning::Merge => scalar.text.clone().into(),
             },
-            Content::Sequence(items) => items
-                .iter()
-                .map(|item| self.json(place, *item, depth + 1))
-                .collect(),
+            Content::Sequence(items) => items.iter().map(|item| self.json(place, *item)).collect(),
             Content::Mapping(_) => {
                 let entries = self.reading.free_form(place, node);
                 let json = entries
                     .into_iter()
-                    .map(|(key, value)| (key, self.json(place, value, depth + 1)))
+                    .map(|(key, value)| (key, self.json(place, value)))
                     .collect();
                 Value::Object(json)
             }

@@ -37,7 +37,7 @@ pub enum SourceError {
     },
 }
 
-/// Reads every rule file of `paths`, in the order given. All failures are reported.
+/// Reads every rule file of `paths`, in the order given; `-` is the standard input. All failures are reported.
 ///
 /// A directory stands for all files below it, whatever they are called, ordered by path. Left out are entries whose name
 /// starts with `..` (Kubernetes keeps the versions of a mounted `ConfigMap` there) and, with `ignore_dotfiles`, all whose
@@ -46,6 +46,19 @@ pub fn read(paths: &[PathBuf], ignore_dotfiles: bool) -> Result<Vec<SourceFile>,
     let mut files = Vec::new();
     let mut errors = Vec::new();
     for path in paths {
+        if path.as_os_str() == "-" {
+            match io::read_to_string(io::stdin()) {
+                Ok(text) => files.push(SourceFile {
+                    name: "<stdin>".into(),
+                    text,
+                }),
+                Err(source) => errors.push(SourceError::Unreadable {
+                    path: path.clone(),
+                    source,
+                }),
+            }
+            continue;
+        }
         for file in files_below(path, ignore_dotfiles) {
             match file.and_then(|file| read_file(&file)) {
                 Ok(file) => files.push(file),
@@ -58,7 +71,6 @@ pub fn read(paths: &[PathBuf], ignore_dotfiles: bool) -> Result<Vec<SourceFile>,
 
 fn files_below(path: &Path, ignore_dotfiles: bool) -> Vec<Result<PathBuf, SourceError>> {
     let walked = WalkDir::new(path)
-        .sort_by_file_name()
         .into_iter()
         .filter_entry(|entry| entry.depth() == 0 || !is_hidden(entry, ignore_dotfiles));
     let mut files: Vec<_> = walked
@@ -74,8 +86,8 @@ fn files_below(path: &Path, ignore_dotfiles: bool) -> Vec<Result<PathBuf, Source
             }
         })
         .collect();
-    // By whole path, as envoyproxy/ratelimit's keys would sort: the order of merged files decides between wildcards.
-    files.sort_by_key(|file| file.as_ref().ok().cloned());
+    // The order of merged files decides between wildcards.
+    files.sort_by_cached_key(|file| file.as_ref().ok().cloned());
     files
 }
 
@@ -86,12 +98,10 @@ fn is_hidden(entry: &DirEntry, ignore_dotfiles: bool) -> bool {
 
 /// Sockets and pipes inside a directory are no rule files; given by name they are read.
 fn is_file(entry: &DirEntry) -> bool {
-    let kind = entry.file_type();
-    if kind.is_symlink() {
-        // A link that leads nowhere counts as a file, so that reading it fails and is reported.
-        return fs::metadata(entry.path()).map_or(true, |target| target.is_file());
-    }
-    kind.is_file() || (entry.depth() == 0 && !kind.is_dir())
+    // A link that leads nowhere counts as a file, so that reading it fails and is reported.
+    let (is_file, is_dir) =
+        fs::metadata(entry.path()).map_or((true, false), |target| (target.is_file(), target.is_dir()));
+    is_file || (entry.depth() == 0 && !is_dir)
 }
 
 fn read_file(path: &Path) -> Result<SourceFile, SourceError> {

@@ -2,7 +2,8 @@
 //!
 //! The parser speaks YAML 1.2 and leaves scalars alone; what an unquoted scalar means is decided here, as YAML 1.1 has it
 //! in envoyproxy/ratelimit's library (yaml.v2), so that the same file means the same. Aliases are references, not
-//! copies, so a small file cannot grow into a large tree.
+//! copies, and what they come to is bounded in size and depth, so a small file cannot grow into a large tree: who walks it
+//! may recurse and need not count.
 
 use std::collections::HashMap;
 
@@ -28,6 +29,13 @@ impl Position {
     }
 }
 
+/// How many nodes the aliases of a file may add to those that are written in it: far more than real files have, and few
+/// enough that a small hostile one cannot exhaust the memory.
+const MOST_ADDED_NODES: usize = 2_000_000;
+
+/// How many levels a file may have, aliases followed. A descriptor takes two.
+const MOST_LEVELS: usize = 250;
+
 /// The first document of a file.
 #[derive(Debug)]
 pub(crate) struct Document {
@@ -41,10 +49,15 @@ pub(crate) struct Document {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct NodeRef(usize);
 
+/// A node, and what it comes to when all aliases in it are followed.
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) position: Position,
     pub(crate) content: Content,
+    /// How many nodes; saturates. Known once the node is closed.
+    size: usize,
+    /// How many levels, its own included. Known once the node is closed.
+    height: usize,
 }
 
 #[derive(Debug)]
@@ -94,9 +107,23 @@ impl Document {
         self.root
     }
 
-    /// How many nodes there are.
-    pub(crate) fn len(&self) -> usize {
-        self.nodes.len()
+    /// Size and height of a collection out of those of its children.
+    fn measure(&self, node: NodeRef) -> (usize, usize) {
+        let (mut size, mut height) = (1usize, 0);
+        let mut add = |child: &NodeRef| {
+            let child = self.node(*child);
+            size = size.saturating_add(child.size);
+            height = height.max(child.height);
+        };
+        match &self.node(node).content {
+            Content::Scalar(_) => {}
+            Content::Sequence(items) => items.iter().for_each(&mut add),
+            Content::Mapping(pairs) => pairs.iter().for_each(|(key, value)| {
+                add(key);
+                add(value);
+            }),
+        }
+        (size, height + 1)
     }
 
     pub(crate) fn node(&self, node: NodeRef) -> &Node {
@@ -169,9 +196,7 @@ impl<'s> Reader<'s> {
             }
             Event::SequenceStart(anchor, _) => self.open(Content::Sequence(Vec::new()), anchor, span),
             Event::MappingStart(anchor, _) => self.open(Content::Mapping(Vec::new()), anchor, span),
-            Event::SequenceEnd | Event::MappingEnd => {
-                self.open.pop();
-            }
+            Event::SequenceEnd | Event::MappingEnd => self.close()?,
             Event::Alias(anchor) => self.alias(anchor, span)?,
             _ => {}
         }
@@ -181,6 +206,30 @@ impl<'s> Reader<'s> {
     fn open(&mut self, content: Content, anchor: usize, span: Span) {
         let node = self.add(content, anchor, span);
         self.open.push(Open { node, key: None });
+    }
+
+    /// Closes the innermost collection and measures it.
+    fn close(&mut self) -> Result<(), SyntaxError> {
+        let Some(Open { node, .. }) = self.open.pop() else {
+            return Ok(());
+        };
+        let (size, height) = self.document.measure(node);
+        let closed = &mut self.document.nodes[node.0];
+        (closed.size, closed.height) = (size, height);
+        let position = closed.position;
+        let error = |message: &str| {
+            Err(SyntaxError {
+                position,
+                message: message.into(),
+            })
+        };
+        if height > MOST_LEVELS {
+            return error("with all its aliases followed this is nested too deeply; flatten it");
+        }
+        if size > self.document.nodes.len() + MOST_ADDED_NODES {
+            return error("with all its aliases followed this is too large; use fewer aliases of aliases");
+        }
+        Ok(())
     }
 
     fn alias(&mut self, anchor: usize, span: Span) -> Result<(), SyntaxError> {
@@ -206,6 +255,8 @@ impl<'s> Reader<'s> {
         self.document.nodes.push(Node {
             position: Position::of(span.start),
             content,
+            size: 1,
+            height: 1,
         });
         if anchor > 0 {
             self.anchors.insert(anchor, node);

@@ -5,9 +5,11 @@ use std::fmt::Write as _;
 
 use serde_json::{Value, json};
 
-use crate::decision::{Code, DescriptorStatus, LimitSource, Metadata};
+use crate::algorithm::BanOutcome;
+use crate::decision::{Code, DescriptorStatus, LimitSource};
 use crate::descriptor::{Descriptor, Entry, Request};
 use crate::rate_limit::RateLimit;
+use crate::rule::Metadata;
 
 /// Bytes that are not UTF-8 show as U+FFFD.
 pub(super) fn of(request: &Request<'_>, statuses: &[DescriptorStatus<'_>]) -> Metadata {
@@ -25,6 +27,12 @@ pub(super) fn of(request: &Request<'_>, statuses: &[DescriptorStatus<'_>]) -> Me
         metadata.insert("metadata".into(), Value::Object(of_rules));
     }
     metadata
+}
+
+/// What Envoy needs to know of a ban, to answer it in its own way.
+pub(super) fn of_ban(ban: &BanOutcome) -> Value {
+    let milliseconds = ban.remaining.as_nanos().div_ceil(1_000_000);
+    json!({ "banned": true, "ban_remaining_ms": u64::try_from(milliseconds).unwrap_or(u64::MAX) })
 }
 
 fn descriptor(descriptor: &Descriptor<'_>) -> Value {
@@ -55,9 +63,11 @@ fn override_text(limit: &RateLimit) -> String {
     if limit.requests_per_unit != 0 {
         let _ = write!(shown, "requests_per_unit:{} ", limit.requests_per_unit);
     }
-    let _ = write!(shown, "unit:{}", limit.unit.name());
-    if limit.unit_multiplier.get() != 1 {
-        let _ = write!(shown, " unit_multiplier:{{value:{}}}", limit.unit_multiplier);
+    if let Some((unit, unit_multiplier)) = limit.window.units() {
+        let _ = write!(shown, "unit:{}", unit.name());
+        if unit_multiplier.get() != 1 {
+            let _ = write!(shown, " unit_multiplier:{{value:{unit_multiplier}}}");
+        }
     }
     shown
 }

@@ -1,48 +1,47 @@
 //! Values with `*`: each star stands for any number of any bytes, none included.
 //!
 //! A pattern is its literal prefix, its literal suffix and the pieces between them. [`Wildcards`] finds the first of
-//! many patterns that fits: patterns with the same prefix and suffix share a bucket, and buckets are found by hash, one
-//! look per pair of lengths that occurs. So a thousand patterns of one shape (`/orders/*`, `/basket/*`) cost what one
-//! does; only patterns with equal prefix and suffix and something between (`a*b*c`, `a*d*c`) are tried one by one.
+//! many patterns that fits, without trying each: prefixes are found by hash, one look per length of prefix that occurs; below
+//! each prefix suffixes are found in the same way; and where many patterns have the same prefix and suffix (`*bot*`,
+//! `*crawler*`), one pass over the value finds all whose first piece occurs in it.
 
 use std::hash::BuildHasher as _;
+use std::sync::OnceLock;
 
+use aho_corasick::AhoCorasick;
 use hashbrown::HashTable;
 use hashbrown::hash_map::DefaultHashBuilder;
 use memchr::memmem::Finder;
 
 use super::NodeId;
 
-/// Whether a rule's value is a pattern.
-pub(crate) fn is_wildcard(value: &str) -> bool {
-    value.contains('*')
-}
+/// From how many patterns with the same prefix and suffix on they are searched together and not one by one.
+const MANY: usize = 16;
 
 /// The patterns of one key at one level of the tree, in the order written.
 #[derive(Debug, Default)]
 pub(super) struct Wildcards {
-    /// The pairs of lengths that occur, the one with the earliest pattern first.
-    shapes: Vec<Shape>,
-    buckets: HashTable<Bucket>,
-    hasher: DefaultHashBuilder,
+    /// By prefix.
+    patterns: ByAffix<ByAffix<Candidates>>,
     /// How many patterns there are.
     count: usize,
 }
 
+/// Things found by a text that a value starts or ends with.
 #[derive(Debug)]
-struct Shape {
-    prefix: usize,
-    suffix: usize,
-    /// Place of the earliest pattern of this shape.
-    earliest: usize,
+struct ByAffix<T> {
+    /// The lengths that occur, the one with the earliest pattern first, each with the place of that.
+    lengths: Vec<(usize, usize)>,
+    things: HashTable<(Box<[u8]>, T)>,
+    hasher: DefaultHashBuilder,
 }
 
-#[derive(Debug)]
-struct Bucket {
-    prefix: Box<[u8]>,
-    suffix: Box<[u8]>,
-    /// In the order written.
-    candidates: Vec<Candidate>,
+/// The patterns with one prefix and one suffix, in the order written.
+#[derive(Debug, Default)]
+struct Candidates {
+    all: Vec<Candidate>,
+    /// Finds the first pieces of all of them. Made when it is first needed, and only for many patterns.
+    first_pieces: OnceLock<AhoCorasick>,
 }
 
 #[derive(Debug)]
@@ -61,78 +60,132 @@ impl Wildcards {
             .split_once('*')
             .expect("only values with a star are patterns");
         let (middle, suffix) = rest.rsplit_once('*').unwrap_or(("", rest));
-        let candidate = Candidate {
-            place: self.count,
-            middle: middle
-                .split('*')
-                .filter(|piece| !piece.is_empty())
-                .map(|piece| Finder::new(piece.as_bytes()).into_owned())
-                .collect(),
-            node,
-        };
+        let place = self.count;
         self.count += 1;
-        self.add_shape(prefix.len(), suffix.len(), candidate.place);
-        self.bucket(prefix.as_bytes(), suffix.as_bytes())
-            .candidates
-            .push(candidate);
-    }
-
-    fn add_shape(&mut self, prefix: usize, suffix: usize, place: usize) {
-        let known = self
-            .shapes
-            .iter()
-            .any(|shape| shape.prefix == prefix && shape.suffix == suffix);
-        if !known {
-            self.shapes.push(Shape {
-                prefix,
-                suffix,
-                earliest: place,
-            });
-        }
-    }
-
-    fn bucket(&mut self, prefix: &[u8], suffix: &[u8]) -> &mut Bucket {
-        let hasher = &self.hasher;
-        self.buckets
-            .entry(
-                hasher.hash_one((prefix, suffix)),
-                |bucket| *bucket.prefix == *prefix && *bucket.suffix == *suffix,
-                |bucket| hasher.hash_one((&*bucket.prefix, &*bucket.suffix)),
-            )
-            .or_insert_with(|| Bucket {
-                prefix: prefix.into(),
-                suffix: suffix.into(),
-                candidates: Vec::new(),
-            })
-            .into_mut()
+        let middle = middle
+            .split('*')
+            .filter(|piece| !piece.is_empty())
+            .map(|piece| Finder::new(piece.as_bytes()).into_owned())
+            .collect();
+        self.patterns
+            .entry(prefix.as_bytes(), place)
+            .entry(suffix.as_bytes(), place)
+            .all
+            .push(Candidate { place, middle, node });
     }
 
     /// The earliest pattern that fits all of `value`.
     pub(super) fn find(&self, value: &[u8]) -> Option<NodeId> {
         let mut best: Option<&Candidate> = None;
-        for shape in &self.shapes {
-            if best.is_some_and(|best| best.place < shape.earliest) {
+        for (prefix, earliest) in &self.patterns.lengths {
+            if !may_be_earlier(*earliest, best) {
                 break;
             }
-            if shape.prefix + shape.suffix > value.len() {
+            let Some((prefix, rest)) = value.split_at_checked(*prefix) else {
                 continue;
+            };
+            let Some(by_suffix) = self.patterns.get(prefix) else {
+                continue;
+            };
+            for (suffix, earliest) in &by_suffix.lengths {
+                if !may_be_earlier(*earliest, best) {
+                    break;
+                }
+                let Some(between) = rest.len().checked_sub(*suffix) else {
+                    continue;
+                };
+                let (between, suffix) = rest.split_at(between);
+                if let Some(candidates) = by_suffix.get(suffix) {
+                    best = candidates.first_fit(between, best).or(best);
+                }
             }
-            let (prefix, rest) = value.split_at(shape.prefix);
-            let (between, suffix) = rest.split_at(rest.len() - shape.suffix);
-            let hash = self.hasher.hash_one((prefix, suffix));
-            let bucket = self.buckets.find(hash, |bucket| {
-                *bucket.prefix == *prefix && *bucket.suffix == *suffix
-            });
-            let Some(bucket) = bucket else { continue };
-            let earlier = |candidate: &&Candidate| best.is_none_or(|best| candidate.place < best.place);
-            best = bucket
-                .candidates
-                .iter()
-                .take_while(earlier)
-                .find(|candidate| candidate.fits(between))
-                .or(best);
         }
         best.map(|candidate| candidate.node)
+    }
+}
+
+/// Whether a pattern at `place` would win over the best so far.
+fn may_be_earlier(place: usize, best: Option<&Candidate>) -> bool {
+    best.is_none_or(|best| place < best.place)
+}
+
+impl<T> Default for ByAffix<T> {
+    fn default() -> Self {
+        ByAffix {
+            lengths: Vec::new(),
+            things: HashTable::new(),
+            hasher: DefaultHashBuilder::default(),
+        }
+    }
+}
+
+impl<T: Default> ByAffix<T> {
+    /// What belongs to `affix`, which a pattern at `place` has.
+    fn entry(&mut self, affix: &[u8], place: usize) -> &mut T {
+        if !self.lengths.iter().any(|(length, _)| *length == affix.len()) {
+            self.lengths.push((affix.len(), place));
+        }
+        let hasher = &self.hasher;
+        let entry = self.things.entry(
+            hasher.hash_one(affix),
+            |(there, _)| **there == *affix,
+            |(there, _)| hasher.hash_one(&**there),
+        );
+        let (_, thing) = entry.or_insert_with(|| (affix.into(), T::default())).into_mut();
+        thing
+    }
+}
+
+impl<T> ByAffix<T> {
+    fn get(&self, affix: &[u8]) -> Option<&T> {
+        let found = self
+            .things
+            .find(self.hasher.hash_one(affix), |(there, _)| **there == *affix);
+        found.map(|(_, thing)| thing)
+    }
+}
+
+impl Candidates {
+    /// The earliest that fits what is between prefix and suffix, if it comes before the best so far.
+    fn first_fit<'c>(&'c self, between: &[u8], best: Option<&Candidate>) -> Option<&'c Candidate> {
+        let is_earlier = |candidate: &&Candidate| may_be_earlier(candidate.place, best);
+        // Nothing comes before a pattern without pieces, which fits always.
+        let pieces = self
+            .all
+            .iter()
+            .take_while(|candidate| !candidate.middle.is_empty())
+            .count();
+        if pieces < MANY {
+            return self
+                .all
+                .iter()
+                .take_while(is_earlier)
+                .find(|candidate| candidate.fits(between));
+        }
+        let together = self.first_fit_of_many(pieces, between);
+        together.or(self.all.get(pieces)).filter(is_earlier)
+    }
+
+    /// The earliest of the first so many candidates, all of which have pieces, that fits.
+    fn first_fit_of_many(&self, count: usize, between: &[u8]) -> Option<&Candidate> {
+        let first_pieces = self.first_pieces.get_or_init(|| {
+            let pieces = self.all[..count]
+                .iter()
+                .map(|candidate| candidate.middle[0].needle());
+            AhoCorasick::new(pieces).expect("the pieces of rules are far below the limits of the automaton")
+        });
+        let mut tried = vec![false; count];
+        let mut first = count;
+        for occurrence in first_pieces.find_overlapping_iter(between) {
+            let i = occurrence.pattern().as_usize();
+            if i < first && !tried[i] {
+                tried[i] = true;
+                if self.all[i].fits(between) {
+                    first = i;
+                }
+            }
+        }
+        (first < count).then(|| &self.all[first])
     }
 }
 
@@ -206,10 +259,25 @@ mod tests {
         }
     }
 
+    #[test]
+    fn many_patterns_are_searched_together() {
+        let patterns: Vec<String> = (0..1_000).map(|i| format!("*bot{i:03}*x*")).collect();
+        let patterns: Vec<&str> = patterns.iter().map(String::as_str).collect();
+        assert_eq!(first_fit(&patterns, "a bot777 and bot123 x"), Some(123));
+        assert_eq!(first_fit(&patterns, "x bot777"), None);
+        let with_rest: Vec<&str> = patterns
+            .iter()
+            .copied()
+            .chain(["*"])
+            .chain(["*bot123*"])
+            .collect();
+        assert_eq!(first_fit(&with_rest, "bot123"), Some(1_000));
+    }
+
     proptest! {
         #[test]
         fn finds_what_trying_each_in_order_finds(
-            patterns in prop::collection::vec("[ab]{0,2}\\*[ab*]{0,4}", 1..12), value in "[ab]{0,8}",
+            patterns in prop::collection::vec("[ab]{0,2}\\*[ab*]{0,4}", 1..60), value in "[ab]{0,8}",
         ) {
             let patterns: Vec<&str> = patterns.iter().map(String::as_str).collect();
             let expected = patterns.iter().position(|p| fits(p.as_bytes(), value.as_bytes()));

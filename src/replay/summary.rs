@@ -4,19 +4,26 @@ use std::collections::HashMap;
 use std::fmt;
 
 use crate::decision::{Code, Decision, DescriptorStatus, LimitSource};
-use crate::descriptor::Request;
-use crate::matcher::{Limit, Matcher};
+use crate::matcher::Matcher;
+use crate::rule::Rule;
 
 /// A table with one row per rule, and the totals.
 #[derive(Debug, Default)]
 pub(super) struct Summary {
-    /// In the order of the rules.
+    /// In the order of the rules; after them what is no rule's.
     rows: Vec<Row>,
-    /// By the rule's path, or by what stands in its place.
-    places: HashMap<Box<str>, usize>,
+    places: HashMap<Subject, usize>,
     requests: u64,
     refused: u64,
     errors: u64,
+}
+
+/// What a row is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Subject {
+    /// A rule, by its address: two rules may have the same path.
+    Rule(*const Rule),
+    Other(&'static str),
 }
 
 #[derive(Debug)]
@@ -38,69 +45,63 @@ impl Summary {
         let mut domains: Vec<_> = matcher.into_iter().flat_map(Matcher::domains).collect();
         domains.sort_by_key(|domain| domain.name());
         for rule in domains.iter().flat_map(|domain| domain.rules()) {
-            let limit = match rule.limit {
-                Limit::Unlimited => "unlimited".to_owned(),
-                Limit::PerUnit(limit) => limit.to_string(),
-            };
-            summary.row(&rule.path, &limit);
+            summary.row(Subject::Rule(rule), || (rule.path.clone(), limit_of(rule)));
         }
         summary
     }
 
-    fn row(&mut self, what: &str, limit: &str) -> &mut Row {
-        let place = match self.places.get(what) {
-            Some(place) => *place,
-            None => {
-                let row = Row {
-                    what: what.into(),
-                    limit: limit.into(),
-                    calls: 0,
-                    refused: 0,
-                    peak: 0,
-                };
-                self.rows.push(row);
-                self.places.insert(what.into(), self.rows.len() - 1);
-                self.rows.len() - 1
-            }
-        };
+    fn row(&mut self, subject: Subject, new: impl FnOnce() -> (Box<str>, String)) -> &mut Row {
+        let place = *self.places.entry(subject).or_insert_with(|| {
+            let (what, limit) = new();
+            self.rows.push(Row {
+                what,
+                limit,
+                calls: 0,
+                refused: 0,
+                peak: 0,
+            });
+            self.rows.len() - 1
+        });
         &mut self.rows[place]
     }
 
     /// Counts one request.
-    pub(super) fn count(&mut self, request: &Request<'_>, decision: &Decision<'_>) {
+    pub(super) fn count(&mut self, decision: &Decision<'_>) {
         self.requests += 1;
         self.refused += u64::from(decision.overall_code == Code::OverLimit);
         for status in &decision.statuses {
-            self.count_status(request, decision, status);
+            let subject = subject(status, decision);
+            let row = self.row(subject, || match subject {
+                Subject::Other(what) => (what.into(), "-".to_owned()),
+                Subject::Rule(_) => unreachable!("every rule has its row from the start"),
+            });
+            row.calls += 1;
+            row.refused += u64::from(status.over_limit);
+            row.peak = row.peak.max(status.hits_in_window);
         }
-    }
-
-    fn count_status(
-        &mut self,
-        request: &Request<'_>,
-        decision: &Decision<'_>,
-        status: &DescriptorStatus<'_>,
-    ) {
-        let row = match status.source {
-            LimitSource::Rule(rule) | LimitSource::Unlimited(rule) => self.row(&rule.path, ""),
-            LimitSource::Replaced => self.row("(replaced by another rule)", "-"),
-            LimitSource::Override => self.row("(limits that came with the request)", "-"),
-            LimitSource::NoRule if decision.domain_found => self.row("(no rule)", "-"),
-            LimitSource::NoRule => {
-                // Not a row per unknown domain: a recording may hold any number of them.
-                debug_assert!(!request.domain.is_empty());
-                self.row("(unknown domain)", "-")
-            }
-        };
-        row.calls += 1;
-        row.refused += u64::from(status.statistics.over_limit > 0);
-        row.peak = row.peak.max(status.hits_in_window);
     }
 
     /// Counts a request without a decision.
     pub(super) fn count_error(&mut self) {
         self.requests += 1;
         self.errors += 1;
+    }
+}
+
+fn limit_of(rule: &Rule) -> String {
+    let shadow = if rule.shadow_mode { " (shadow_mode)" } else { "" };
+    format!("{}{shadow}", rule.limit)
+}
+
+/// Whose row a status counts in. Unknown domains share one: a recording may hold any number of them.
+fn subject(status: &DescriptorStatus<'_>, decision: &Decision<'_>) -> Subject {
+    match status.source {
+        LimitSource::Rule(rule) | LimitSource::Unlimited(rule) => Subject::Rule(rule),
+        LimitSource::Refused => Subject::Other("(refused for a malformed address)"),
+        LimitSource::Replaced => Subject::Other("(replaced by another rule)"),
+        LimitSource::Override => Subject::Other("(limits that came with the request)"),
+        LimitSource::NoRule if decision.domain_found => Subject::Other("(no rule)"),
+        LimitSource::NoRule => Subject::Other("(unknown domain)"),
     }
 }
 

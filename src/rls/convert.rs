@@ -5,14 +5,15 @@ use std::num::NonZeroU32;
 use prost_types::{ListValue, Struct, Value, value::Kind};
 use serde_json::Value as Json;
 
-use crate::decision::{Code, Decision, DescriptorStatus, Metadata, ResponseHeader};
+use crate::decision::{Code, CurrentLimit, Decision, DescriptorStatus, ResponseHeader};
 use crate::descriptor::{Descriptor, Entry, Request};
 use crate::proto::envoy::config::core::v3::HeaderValue;
 use crate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use crate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride;
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_response as response;
 use crate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
-use crate::rate_limit::{RateLimit, Unit};
+use crate::rate_limit::{RateLimit, Unit, Window};
+use crate::rule::Metadata;
 
 /// What `message` asks. Cannot fail: what a descriptor gets wrong is its own affair, see [`Descriptor::limit`].
 pub fn request(message: &RateLimitRequest) -> Request<'_> {
@@ -42,11 +43,9 @@ fn descriptor(message: &RateLimitDescriptor) -> Descriptor<'_> {
 /// The limit that came with a descriptor. `None` if it has no usable window, as when the unit is UNKNOWN or the multiplier
 /// 0: then the configured limit applies. The unit's number is taken as that of a response's unit, which has WEEK as well.
 fn override_limit(message: &RateLimitOverride) -> Option<RateLimit> {
-    Some(RateLimit {
-        requests_per_unit: message.requests_per_unit,
-        unit: Unit::from_wire(message.unit)?,
-        unit_multiplier: NonZeroU32::new(message.unit_multiplier.unwrap_or(1))?,
-    })
+    let unit_multiplier = NonZeroU32::new(message.unit_multiplier.unwrap_or(1))?;
+    let window = Window::of_units(Unit::from_wire(message.unit)?, unit_multiplier);
+    Some(RateLimit::per_window(window, message.requests_per_unit))
 }
 
 /// `decision` as a message.
@@ -70,9 +69,7 @@ fn code(code: Code) -> response::Code {
 fn status(status: &DescriptorStatus<'_>) -> response::DescriptorStatus {
     response::DescriptorStatus {
         code: code(status.code).into(),
-        current_limit: status
-            .current_limit
-            .map(|limit| current_limit(&limit, status.limit_name())),
+        current_limit: status.current_limit.as_ref().map(current_limit),
         limit_remaining: status.limit_remaining,
         duration_until_reset: status.seconds_until_reset.map(|seconds| prost_types::Duration {
             seconds: i64::try_from(seconds).unwrap_or(i64::MAX),
@@ -82,13 +79,16 @@ fn status(status: &DescriptorStatus<'_>) -> response::DescriptorStatus {
     }
 }
 
-fn current_limit(limit: &RateLimit, name: &str) -> response::RateLimit {
+fn current_limit(limit: &CurrentLimit<'_>) -> response::RateLimit {
+    let units = limit.window.units();
     response::RateLimit {
-        name: name.to_owned(),
+        name: limit.name.to_owned(),
         requests_per_unit: limit.requests_per_unit,
-        unit: limit.unit as i32,
+        unit: units.map_or(0, |(unit, _)| unit as i32),
         // Absent means 1; Envoys before 1.40 do not know the field.
-        unit_multiplier: Some(limit.unit_multiplier.get()).filter(|multiplier| *multiplier != 1),
+        unit_multiplier: units
+            .map(|(_, multiplier)| multiplier.get())
+            .filter(|multiplier| *multiplier != 1),
     }
 }
 
@@ -138,7 +138,7 @@ mod tests {
                 unit_multiplier,
             };
             assert_eq!(
-                override_limit(&message).map(|limit| limit.window_seconds()),
+                override_limit(&message).map(|limit| limit.window.milliseconds() / 1_000),
                 expected
             );
         }

@@ -1,38 +1,40 @@
 //! Counters in the process's memory, shared by all its threads.
 //!
-//! A sharded map; a counter is read and written under its shard's lock, so counts are exact at any concurrency. A call
-//! whose hits depend on each other holds the locks of all its shards at once, taken in ascending order.
+//! A sharded map; a counter is read and written under its shard's lock, so counts are exact at any concurrency. A key's
+//! counter, its burst and its ban are in one shard. A call whose hits depend on each other holds the locks of all its shards
+//! at once, taken in ascending order.
 
-use ahash::RandomState;
 use dashmap::{DashMap, RwLockWriteGuard, SharedValue};
 use hashbrown::raw::RawTable;
 use smallvec::SmallVec;
 
 use super::{Hit, Outcomes, refuses};
-use crate::algorithm::fixed_window::State;
-use crate::algorithm::{Outcome, fixed_window};
+use crate::algorithm::{self, Outcome, State, ban};
 use crate::clock::Timestamp;
 use crate::descriptor::Hits;
-use crate::key::CounterKey;
+use crate::key::{CounterKey, PlaceHasher};
 use crate::rate_limit::Charge;
 
 /// Many more shards than cores: two threads seldom meet in one, and a sweep holds each only for a moment.
 const SHARDS: usize = 1024;
 
-/// The counters. Forgets those whose window has passed when it is [swept](MemoryStore::sweep).
+/// How many counters a shard keeps room for when it gives memory back, so that short windows do not have it freed and
+/// taken again all the time.
+const LEAST_KEPT: usize = 64;
+
+/// The counters. Forgets those that are as good as new when it is [swept](MemoryStore::sweep).
 #[derive(Debug)]
 pub struct MemoryStore {
-    /// By [`CounterKey`] as bytes. Hashed with a secret of this process, so that no client can aim at a shard.
-    counters: DashMap<Box<[u8]>, State, RandomState>,
+    counters: DashMap<CounterKey, State, PlaceHasher>,
 }
 
 /// The table behind one lock of the map.
-type Shard = RawTable<(Box<[u8]>, SharedValue<State>)>;
+type Shard = RawTable<(CounterKey, SharedValue<State>)>;
 
 impl Default for MemoryStore {
     fn default() -> Self {
         MemoryStore {
-            counters: DashMap::with_hasher_and_shard_amount(RandomState::new(), SHARDS),
+            counters: DashMap::with_hasher_and_shard_amount(PlaceHasher::default(), SHARDS),
         }
     }
 }
@@ -41,34 +43,39 @@ impl Default for MemoryStore {
 
 impl MemoryStore {
     /// Applies the hits of one call, in order, and says what became of each.
-    pub fn hit(&self, hits: &[Hit], charge: Charge, now: Timestamp) -> Outcomes {
-        match charge {
-            Charge::Each => hits.iter().map(|hit| self.hit_alone(hit, now)).collect(),
-            Charge::AllOrNothing => LockedShards::of(self, hits).hit_all_or_nothing(hits, now),
-            Charge::StopWhenOverLimit => LockedShards::of(self, hits).hit_over_limit_only(hits, now),
+    pub fn hit(&self, hits: &[Hit<'_>], charge: Charge, now: Timestamp) -> Outcomes {
+        match (charge, hits) {
+            // The only hit of a call spares no others.
+            (Charge::Each, _) | (Charge::StopWhenOverLimit, [_]) => {
+                hits.iter().map(|hit| self.hit_alone(hit, now)).collect()
+            }
+            (Charge::AllOrNothing, _) => LockedShards::of(self, hits).hit_all_or_nothing(hits, now),
+            (Charge::StopWhenOverLimit, _) => LockedShards::of(self, hits).hit_over_limit_only(hits, now),
         }
     }
 
-    fn hit_alone(&self, hit: &Hit, now: Timestamp) -> Outcome {
-        let hash = self.hash(hit);
-        let mut shard = self.counters.shards()[self.shard(hash)].write();
-        apply(&mut shard, hash, hit, hit.hits, now, self.counters.hasher()).0
+    fn hit_alone(&self, hit: &Hit<'_>, now: Timestamp) -> Outcome {
+        let mut shard = self.counters.shards()[self.shard(hit.key)].write();
+        Counters {
+            shard: &mut shard,
+            now,
+        }
+        .hit(hit, hit.hits)
     }
 
-    fn hash(&self, hit: &Hit) -> u64 {
-        self.counters.hasher().hash_one(hit.key.as_bytes())
+    fn shard(&self, key: CounterKey) -> usize {
+        self.counters.determine_shard(key.place() as usize)
     }
 
-    fn shard(&self, hash: u64) -> usize {
-        self.counters.determine_shard(hash as usize)
-    }
-
-    /// Forgets the counters whose window has passed, and gives memory back where many did. Returns how many it forgot.
-    /// Holds one shard's lock at a time.
+    /// Forgets the counters that were as good as new at `now`, and gives memory back where there were many. Returns how many
+    /// it forgot. Holds one shard's lock at a time.
+    ///
+    /// `now` must be older than the time of any hit that is still to come: one from before the end of a window that has been
+    /// forgotten would open that window again.
     pub fn sweep(&self, now: Timestamp) -> usize {
         let mut forgotten = 0;
         self.counters.retain(|key, state| {
-            let forget = state.is_forgettable(CounterKey::window_seconds(key), now);
+            let forget = key.kind().is_forgettable(state, now);
             forgotten += usize::from(forget);
             !forget
         });
@@ -81,9 +88,9 @@ impl MemoryStore {
     fn shrink(&self) {
         for shard in self.counters.shards() {
             let mut shard = shard.write();
-            if shard.capacity() > 4 * shard.len() {
-                let room = 2 * shard.len();
-                shard.shrink_to(room, |(key, _)| self.counters.hasher().hash_one(&**key));
+            if shard.capacity() > 4 * shard.len().max(LEAST_KEPT) {
+                let room = 2 * shard.len().max(LEAST_KEPT);
+                shard.shrink_to(room, |(key, _)| key.place());
             }
         }
     }
@@ -99,136 +106,220 @@ impl MemoryStore {
     }
 }
 
+// === impl Counters ===
+
+/// The counters of one shard, at one time.
+struct Counters<'s> {
+    shard: &'s mut Shard,
+    now: Timestamp,
+}
+
+impl Counters<'_> {
+    /// Charges `hits` on the limit of `hit`, on its burst if the limit refuses, and notes a refusal that counts towards a
+    /// ban.
+    fn hit(&mut self, hit: &Hit<'_>, hits: Hits) -> Outcome {
+        let mut outcome = self.count(hit, hits);
+        let Some(ban) = &hit.limit.ban else { return outcome };
+        let running = ban::of(&self.get(hit.key.of_ban()), self.now);
+        outcome.over_limit |= running.is_some();
+        outcome.ban = match hits {
+            Hits::Charge(1..) if outcome.over_limit => self.update(hit.key.of_ban(), |state, now| {
+                ban::note_refusal(ban, hit.limit, state, outcome.until_reset, now)
+            }),
+            _ => running,
+        };
+        if let Some(banned) = outcome.ban {
+            outcome.remaining = 0;
+            outcome.until_reset = outcome.until_reset.max(banned.remaining);
+        }
+        outcome
+    }
+
+    /// The limit, and its burst if the limit refuses.
+    fn count(&mut self, hit: &Hit<'_>, hits: Hits) -> Outcome {
+        let outcome = self.update(hit.key, |state, now| algorithm::hit(hit.limit, state, hits, now));
+        let Some(burst) = &hit.limit.burst else {
+            return outcome;
+        };
+        if !outcome.over_limit || matches!(hits, Hits::Refund(_)) {
+            return outcome;
+        }
+        let of_burst = self.update(hit.key.of_burst(burst), |state, now| {
+            algorithm::hit(burst, state, hits, now)
+        });
+        Outcome {
+            over_limit: of_burst.over_limit,
+            until_reset: outcome.until_reset.min(of_burst.until_reset),
+            ..outcome
+        }
+    }
+
+    fn get(&self, key: CounterKey) -> State {
+        self.shard
+            .get(key.place(), |(there, _)| *there == key)
+            .map_or_else(State::default, |(_, state)| *state.get())
+    }
+
+    /// Changes a counter. One that is as good as new afterwards is not created.
+    fn update<T>(&mut self, key: CounterKey, change: impl FnOnce(&mut State, Timestamp) -> T) -> T {
+        if let Some((_, state)) = self.shard.get_mut(key.place(), |(there, _)| *there == key) {
+            return change(state.get_mut(), self.now);
+        }
+        let mut state = State::default();
+        let result = change(&mut state, self.now);
+        if !is_unused(key, &state, self.now) {
+            self.shard
+                .insert(key.place(), (key, SharedValue::new(state)), |(key, _)| {
+                    key.place()
+                });
+        }
+        result
+    }
+
+    fn set(&mut self, key: CounterKey, state: State) {
+        self.update(key, |there, _| *there = state);
+        if is_unused(key, &state, self.now) {
+            self.shard.remove_entry(key.place(), |(there, _)| *there == key);
+        }
+    }
+}
+
+fn is_unused(key: CounterKey, state: &State, now: Timestamp) -> bool {
+    key.kind().is_forgettable(state, now)
+}
+
 // === impl LockedShards ===
 
 /// The shards of all counters of one call, locked until this is dropped.
 struct LockedShards<'s> {
-    hasher: &'s RandomState,
     /// By shard number, ascending.
-    guards: SmallVec<[(usize, RwLockWriteGuard<'s, Shard>); 4]>,
-    /// Of each hit: where its guard is, and its hash.
-    places: SmallVec<[(usize, u64); 4]>,
+    guards: SmallVec<[RwLockWriteGuard<'s, Shard>; 4]>,
+    /// Of each hit: which guard is its shard's.
+    places: SmallVec<[usize; 4]>,
 }
 
+/// What a hit may have changed, as it was before: the counter of its limit and of its burst.
+type Before = [State; 2];
+
 impl<'s> LockedShards<'s> {
-    fn of(store: &'s MemoryStore, hits: &[Hit]) -> Self {
-        let hashes: SmallVec<[u64; 4]> = hits.iter().map(|hit| store.hash(hit)).collect();
-        let mut numbers: SmallVec<[usize; 4]> = hashes.iter().map(|hash| store.shard(*hash)).collect();
-        numbers.sort_unstable();
-        numbers.dedup();
-        let guard_of = |hash: u64| {
-            numbers
-                .binary_search(&store.shard(hash))
+    fn of(store: &'s MemoryStore, hits: &[Hit<'_>]) -> Self {
+        let shards: SmallVec<[usize; 4]> = hits.iter().map(|hit| store.shard(hit.key)).collect();
+        let mut ascending = shards.clone();
+        ascending.sort_unstable();
+        ascending.dedup();
+        let place = |shard: &usize| {
+            ascending
+                .binary_search(shard)
                 .expect("every hit's shard is in the list")
         };
         LockedShards {
-            hasher: store.counters.hasher(),
-            places: hashes.iter().map(|hash| (guard_of(*hash), *hash)).collect(),
-            guards: numbers
+            places: shards.iter().map(place).collect(),
+            guards: ascending
                 .iter()
-                .map(|number| (*number, store.counters.shards()[*number].write()))
+                .map(|shard| store.counters.shards()[*shard].write())
                 .collect(),
         }
     }
 
-    /// Charges every hit; takes all of it back if that refuses the call.
-    fn hit_all_or_nothing(mut self, hits: &[Hit], now: Timestamp) -> Outcomes {
+    /// Charges every hit; takes all of it back if that refuses the call. Hits that are given back stay given back, and
+    /// refusals that count towards a ban stay noted.
+    fn hit_all_or_nothing(mut self, hits: &[Hit<'_>], now: Timestamp) -> Outcomes {
+        let mut before: SmallVec<[Before; 4]> = SmallVec::new();
         let mut outcomes = Outcomes::new();
-        let mut before: SmallVec<[Option<State>; 4]> = SmallVec::new();
         for (i, hit) in hits.iter().enumerate() {
-            let (outcome, state) = self.apply(i, hit, hit.hits, now);
-            outcomes.push(outcome);
-            before.push(state);
+            let mut counters = self.counters(i, now);
+            before.push(counters.before(hit));
+            outcomes.push(counters.hit(hit, hit.hits));
         }
         if refuses(hits, &outcomes) {
-            for (i, hit) in hits.iter().enumerate().rev() {
-                self.restore(i, hit, before[i]);
-            }
-            for (i, hit) in hits.iter().enumerate() {
-                if !outcomes[i].over_limit {
-                    outcomes[i] = self.apply(i, hit, Hits::Charge(0), now).0;
-                }
-            }
+            self.take_back(hits, &before, &mut outcomes, now);
         }
         outcomes
     }
 
-    /// Charges every hit if none would go over its limit; else only those that would.
-    fn hit_over_limit_only(mut self, hits: &[Hit], now: Timestamp) -> Outcomes {
+    /// Undoes all charges, the last one first, and says where that leaves each counter.
+    fn take_back(&mut self, hits: &[Hit<'_>], before: &[Before], outcomes: &mut Outcomes, now: Timestamp) {
+        for (i, hit) in hits.iter().enumerate().rev() {
+            self.counters(i, now).restore(hit, before[i]);
+        }
+        for (i, hit) in hits.iter().enumerate() {
+            if matches!(hit.hits, Hits::Refund(_)) {
+                outcomes[i] = self.counters(i, now).hit(hit, hit.hits);
+            }
+        }
+        for (i, hit) in hits.iter().enumerate() {
+            let look = self.counters(i, now).look(hit);
+            if outcomes[i].over_limit {
+                outcomes[i].after = look.after;
+            } else {
+                outcomes[i] = look;
+            }
+        }
+    }
+
+    /// Charges every hit if none would go over its limit; else only those that would. Hits are given back in any case.
+    fn hit_over_limit_only(mut self, hits: &[Hit<'_>], now: Timestamp) -> Outcomes {
         let goes_over: SmallVec<[bool; 4]> = hits
             .iter()
             .enumerate()
-            .map(|(i, hit)| self.would_go_over(i, hit, now))
+            .map(|(i, hit)| self.counters(i, now).would_go_over(hit))
             .collect();
         let spare_others = goes_over.contains(&true);
         hits.iter()
             .enumerate()
             .map(|(i, hit)| {
-                let charged = if spare_others && !goes_over[i] {
-                    Hits::Charge(0)
+                let is_spared = spare_others && !goes_over[i] && matches!(hit.hits, Hits::Charge(_));
+                let mut counters = self.counters(i, now);
+                if is_spared {
+                    counters.look(hit)
                 } else {
-                    hit.hits
-                };
-                self.apply(i, hit, charged, now).0
+                    counters.hit(hit, hit.hits)
+                }
             })
             .collect()
     }
 
-    fn would_go_over(&mut self, i: usize, hit: &Hit, now: Timestamp) -> bool {
-        let (outcome, before) = self.apply(i, hit, hit.hits, now);
-        self.restore(i, hit, before);
-        outcome.over_limit
-    }
-
-    fn apply(&mut self, i: usize, hit: &Hit, hits: Hits, now: Timestamp) -> (Outcome, Option<State>) {
-        let (guard, hash) = self.places[i];
-        apply(&mut self.guards[guard].1, hash, hit, hits, now, self.hasher)
-    }
-
-    fn restore(&mut self, i: usize, hit: &Hit, before: Option<State>) {
-        let (guard, hash) = self.places[i];
-        restore(&mut self.guards[guard].1, hash, hit, before);
+    /// The counters of the shard of one hit.
+    fn counters(&mut self, hit: usize, now: Timestamp) -> Counters<'_> {
+        Counters {
+            shard: &mut self.guards[self.places[hit]],
+            now,
+        }
     }
 }
 
-// === on one shard ===
-
-/// Applies `hits` to the hit's counter; also returns the state it had. A counter that nothing is charged on is not
-/// created.
-fn apply(
-    shard: &mut Shard,
-    hash: u64,
-    hit: &Hit,
-    hits: Hits,
-    now: Timestamp,
-    hasher: &RandomState,
-) -> (Outcome, Option<State>) {
-    let key = hit.key.as_bytes();
-    if let Some((_, state)) = shard.get_mut(hash, |(there, _)| **there == *key) {
-        let state = state.get_mut();
-        let before = *state;
-        return (fixed_window::hit(&hit.limit, state, hits, now), Some(before));
+impl Counters<'_> {
+    fn before(&self, hit: &Hit<'_>) -> Before {
+        let burst = hit.limit.burst.as_ref();
+        [
+            self.get(hit.key),
+            burst.map_or_else(State::default, |burst| self.get(hit.key.of_burst(burst))),
+        ]
     }
-    let mut state = State::open(&hit.limit, now);
-    let outcome = fixed_window::hit(&hit.limit, &mut state, hits, now);
-    if outcome.after > 0 {
-        let entry = (key.into(), SharedValue::new(state));
-        shard.insert(hash, entry, |(key, _)| hasher.hash_one(&**key));
-    }
-    (outcome, None)
-}
 
-/// Gives the hit's counter back the state it had; `None`: it was not there.
-fn restore(shard: &mut Shard, hash: u64, hit: &Hit, before: Option<State>) {
-    let key = hit.key.as_bytes();
-    match before {
-        Some(before) => {
-            if let Some((_, state)) = shard.get_mut(hash, |(there, _)| **there == *key) {
-                *state.get_mut() = before;
-            }
+    fn restore(&mut self, hit: &Hit<'_>, [state, burst_state]: Before) {
+        self.set(hit.key, state);
+        if let Some(burst) = &hit.limit.burst {
+            self.set(hit.key.of_burst(burst), burst_state);
         }
-        None => {
-            shard.remove_entry(hash, |(there, _)| **there == *key);
+    }
+
+    /// Where the counters of a hit stand.
+    fn look(&mut self, hit: &Hit<'_>) -> Outcome {
+        self.hit(hit, Hits::Charge(0))
+    }
+
+    /// Whether charging the hit would go over its limit. Hits that are given back never do.
+    fn would_go_over(&mut self, hit: &Hit<'_>) -> bool {
+        if matches!(hit.hits, Hits::Refund(_)) {
+            return false;
         }
+        let [mut state, mut burst_state] = self.before(hit);
+        let mut over_limit = algorithm::hit(hit.limit, &mut state, hit.hits, self.now).over_limit;
+        if let Some(burst) = &hit.limit.burst {
+            over_limit &= algorithm::hit(burst, &mut burst_state, hit.hits, self.now).over_limit;
+        }
+        let may_be_banned = hit.limit.ban.is_some();
+        over_limit || may_be_banned && ban::of(&self.get(hit.key.of_ban()), self.now).is_some()
     }
 }

@@ -87,12 +87,24 @@ fn check_prints_one_line_per_rule() {
     let good = file(&directory, "good.yaml", GOOD);
     let (code, out, _) = run(tollgate(&["check", "--print", &good]));
     let expected = "\
-shop.ip: 2 per MINUTE, name per-ip
-shop.path_/a/*: 9 per 2 HOUR, shadow_mode, share_threshold
-shop.free: unlimited, replaces per-ip
-ok: 1 domains, 3 limits
+shop > ip: 2 per MINUTE, name per-ip
+shop > path=/a/*: 9 per 2 HOUR, shadow_mode, share_threshold
+shop > free: unlimited, replaces per-ip
+ok: 1 domain, 3 rules
 ";
     assert_eq!((code, out.as_str()), (0, expected));
+}
+
+#[test]
+fn check_reads_pipes_and_the_standard_input() {
+    let directory = tempfile::tempdir().unwrap();
+    let bad = file(&directory, "bad.yaml", BAD);
+    for path in ["-", "/dev/stdin"] {
+        let mut command = tollgate(&["check", path]);
+        command.stdin(fs::File::open(&bad).unwrap());
+        let (code, _, err) = run(command);
+        assert_eq!((code, err.lines().count()), (1, 5), "{err}");
+    }
 }
 
 #[test]
@@ -189,7 +201,7 @@ fn replay_reports_lines_that_it_cannot_read_and_goes_on() {
         lines[2],
         "-:4: time must be a number of seconds since 1970, not -1"
     );
-    assert_eq!(lines[3], "error: 3 lines of - were not read");
+    assert_eq!(lines[3], "error: 3 lines of - could not be read");
 }
 
 #[test]
@@ -255,6 +267,40 @@ fn a_bad_setting_names_its_variable_and_what_to_write() {
     test("LOG_LEVEL", "loud", &["error, warn, info, debug or trace"]);
     test("TOLLGATE_SHUTDOWN_GRACE", "10", &["write a duration with units"]);
     test("TOLLGATE_CONFG", "rules", &["did you mean TOLLGATE_CONFIG?"]);
+    test("TOLLGATE_LOG_LEVEL", "info", &["did you mean LOG_LEVEL?"]);
+    test("TOLLGATE_PORT", "9000", &["did you mean PORT?"]);
+}
+
+#[test]
+fn what_cannot_be_ignored_is_refused_and_the_rest_is_named_once() {
+    for (variable, value) in [
+        ("GRPC_SERVER_USE_TLS", "true"),
+        ("CONFIG_TYPE", "GRPC_XDS_SOTW"),
+        ("GRPC_UDS", "/s"),
+    ] {
+        let mut command = tollgate(&["serve"]);
+        command.env(variable, value);
+        let (code, _, err) = run(command);
+        assert_eq!(code, 1);
+        assert!(err.contains(&format!("{variable} is set")), "{err}");
+    }
+    let mut served = Served::start_with(
+        &[],
+        &[
+            ("REDIS_URL", "redis:6379"),
+            ("USE_STATSD", "false"),
+            ("CONFIG_TYPE", "FILE"),
+        ],
+    );
+    let line = served.line_with("without effect");
+    assert!(line.contains("REDIS_URL, USE_STATSD\""), "{line}");
+}
+
+#[test]
+fn the_path_of_the_reference_may_be_the_first_argument() {
+    let (code, out, _) = run(tollgate(&["/bin/ratelimit", "--version"]));
+    assert_eq!(code, 0);
+    assert!(out.starts_with("tollgate "), "{out}");
 }
 
 #[test]
@@ -275,6 +321,10 @@ struct Served {
 
 impl Served {
     fn start(arguments: &[&str]) -> Self {
+        Served::start_with(arguments, &[])
+    }
+
+    fn start_with(arguments: &[&str], environment: &[(&str, &str)]) -> Self {
         let ports = [
             "--host",
             "127.0.0.1",
@@ -286,6 +336,7 @@ impl Served {
             "0",
         ];
         let mut command = tollgate(&[arguments, &ports].concat());
+        command.envs(environment.iter().copied());
         let mut child = command
             .stderr(Stdio::piped())
             .spawn()

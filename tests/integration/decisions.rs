@@ -3,11 +3,14 @@
 use std::collections::HashSet;
 use std::sync::Barrier;
 use std::thread;
+use std::time::Duration;
 
 use proptest::prelude::*;
+use serde_json::Value;
 use tollgate::limiter::LimiterConfig;
 use tollgate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride;
-use tollgate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
+use tollgate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use tollgate::rls::json::response;
 
 use crate::support::{T, TestLimiter, brief, descriptor, request};
 
@@ -300,4 +303,260 @@ proptest! {
             }
         }
     }
+}
+
+// === beyond the fixed window ===
+
+#[test]
+fn a_bucket_goes_into_debt_for_cost_that_is_reported_later() {
+    let limiter = TestLimiter::new("
+domain: d
+descriptors:
+  - key: llm
+    rate_limit: {unit: minute, requests_per_unit: 600, algorithm: token_bucket, burst_size: 100, charge_refused: true}
+");
+    let with_hits = |hits| {
+        let mut call = request("d", &["llm=k"]);
+        call.descriptors[0].hits_addend = Some(hits);
+        call
+    };
+    assert_eq!(limiter.brief(&with_hits(0)), "OK: OK100");
+    assert_eq!(limiter.brief(&with_hits(150)), "OVER: OVER");
+    let look = limiter.ask(&with_hits(0));
+    assert_eq!(brief(&look), "OVER: OVER");
+    assert_eq!(look.statuses[0].duration_until_reset.unwrap().seconds, 5);
+    limiter.advance(Duration::from_secs(5));
+    assert_eq!(limiter.brief(&with_hits(0)), "OK: OK0");
+    assert_eq!(limiter.brief(&with_hits(1)), "OVER: OVER");
+}
+
+#[test]
+fn a_window_that_is_no_unit_is_shown_without_one() {
+    let limiter = TestLimiter::new(
+        "
+domain: d
+descriptors:
+  - {key: a, rate_limit: {unit: 500ms, requests_per_unit: 9}}
+  - {key: b, rate_limit: {unit: 5h, requests_per_unit: 9}}
+",
+    );
+    let shown = |key: &str| {
+        let answer = limiter.ask(&request("d", &[key]));
+        let limit = answer.statuses[0].current_limit.clone().unwrap();
+        (limit.unit, limit.unit_multiplier)
+    };
+    assert_eq!(shown("a=1"), (0, None));
+    assert_eq!(shown("b=1"), (3, Some(5)));
+}
+
+const BANNED: &str = "
+domain: d
+descriptors:
+  - {key: w, rate_limit: {unit: hour, requests_per_unit: 2, ban: {after: 1}}}
+  - {key: t, rate_limit: {unit: second, requests_per_unit: 1, ban: {after: 0, for: 10m}}}
+  - {key: s, shadow_mode: true, rate_limit: {unit: hour, requests_per_unit: 0, ban: {after: 0}}}
+";
+
+/// The ban in an answer, in milliseconds.
+fn ban(answer: &RateLimitResponse) -> Option<f64> {
+    let json: Value = serde_json::from_str(&response(answer)).unwrap();
+    let ban = &json["dynamicMetadata"]["tollgate"];
+    ban.is_object().then(|| {
+        assert_eq!(ban["banned"], true);
+        ban["ban_remaining_ms"].as_f64().unwrap()
+    })
+}
+
+#[test]
+fn a_ban_is_told_in_the_metadata() {
+    let limiter = TestLimiter::new(BANNED);
+    let call = request("d", &["w=x"]);
+    let answers: Vec<_> = (0..5).map(|_| limiter.ask(&call)).collect();
+    assert_eq!(
+        answers.iter().map(brief).collect::<Vec<_>>(),
+        ["OK: OK1", "OK: OK0", "OVER: OVER", "OVER: OVER", "OVER: OVER"]
+    );
+    let bans: Vec<_> = answers.iter().map(ban).collect();
+    assert_eq!(bans, [None, None, None, Some(2_800_000.0), Some(2_800_000.0)]);
+    limiter.set_time(T + 2_800);
+    assert_eq!(limiter.brief(&call), "OK: OK1");
+}
+
+#[test]
+fn a_ban_with_a_length_outlasts_the_window_and_says_how_long() {
+    let config = LimiterConfig {
+        ban_header: Some("x-banned".into()),
+        ..LimiterConfig::default()
+    };
+    let limiter = TestLimiter::with_config(BANNED, config);
+    let call = request("d", &["t=x"]);
+    assert_eq!(limiter.brief(&call), "OK: OK0");
+    assert_eq!(ban(&limiter.ask(&call)), Some(600_000.0));
+    limiter.set_time(T + 599);
+    let answer = limiter.ask(&call);
+    assert_eq!(brief(&answer), "OVER: OVER");
+    let header = &answer.response_headers_to_add[0];
+    assert_eq!((header.key.as_str(), header.value.as_str()), ("x-banned", "1"));
+    assert_eq!(answer.statuses[0].duration_until_reset.unwrap().seconds, 1);
+    limiter.set_time(T + 600);
+    assert_eq!(limiter.brief(&call), "OK: OK0");
+}
+
+#[test]
+fn looks_do_not_count_towards_a_ban_and_shadow_mode_bans_nobody() {
+    let limiter = TestLimiter::new(BANNED);
+    let mut look = request("d", &["w=x"]);
+    let mut hits = look.clone();
+    hits.hits_addend = 3;
+    assert_eq!(limiter.brief(&hits), "OVER: OVER");
+    look.descriptors[0].hits_addend = Some(0);
+    assert_eq!([0; 5].map(|_| ban(&limiter.ask(&look))), [None; 5]);
+    let shadowed = limiter.ask(&request("d", &["s=x"]));
+    assert_eq!((brief(&shadowed), ban(&shadowed)), ("OK: OK0".into(), None));
+}
+
+#[test]
+fn refusals_count_towards_a_ban_also_where_a_refused_call_charges_nothing() {
+    let limiter = TestLimiter::new(&BANNED.replace("domain: d", "domain: d\ncharge: all_or_nothing"));
+    let mut call = request("d", &["w=x"]);
+    call.hits_addend = 3;
+    assert_eq!(
+        [0; 3].map(|_| ban(&limiter.ask(&call)).is_some()),
+        [false, true, true]
+    );
+}
+
+const SEVERAL: &str = "
+domain: d
+descriptors:
+  - key: k
+    rate_limits:
+      - {unit: minute, requests_per_unit: 3, name: m}
+      - {unit: hour, requests_per_unit: 4, name: h}
+      - {unit: day, requests_per_unit: 100, algorithm: token_bucket, name: b}
+  - {key: r, rate_limit: {unit: day, requests_per_unit: 9, replaces: [{name: m}, {name: h}]}}
+";
+
+/// The name of the limit that is shown, and what is left of it.
+fn shown(answer: &RateLimitResponse) -> (String, String) {
+    let limit = answer.statuses[0].current_limit.as_ref().unwrap();
+    (limit.name.clone(), brief(answer))
+}
+
+#[test]
+fn of_several_limits_the_one_that_refuses_is_shown_or_the_closest() {
+    let limiter = TestLimiter::new(SEVERAL);
+    let call = request("d", &["k=x"]);
+    let ask = || {
+        let (name, brief) = shown(&limiter.ask(&call));
+        format!("{name} {brief}")
+    };
+    assert_eq!(
+        [0; 4].map(|_| ask()),
+        ["m OK: OK2", "m OK: OK1", "m OK: OK0", "m OVER: OVER"]
+    );
+    limiter.set_time(T + 40);
+    // The refused call was charged on the hour as well, which is at its limit now.
+    assert_eq!(ask(), "h OVER: OVER");
+}
+
+#[test]
+fn several_limits_are_charged_all_or_not_at_all() {
+    let limiter = TestLimiter::new(&SEVERAL.replace("domain: d", "domain: d\ncharge: all_or_nothing"));
+    let call = request("d", &["k=x"]);
+    for _ in 0..10 {
+        limiter.ask(&call);
+    }
+    limiter.set_time(T + 40);
+    assert_eq!(shown(&limiter.ask(&call)), ("h".into(), "OK: OK0".into()));
+    assert_eq!(shown(&limiter.ask(&call)), ("h".into(), "OVER: OVER".into()));
+}
+
+#[test]
+fn several_limits_are_replaced_one_by_one() {
+    let limiter = TestLimiter::new(SEVERAL);
+    let both = request("d", &["k=x", "r=x"]);
+    assert_eq!(shown(&limiter.ask(&both)), ("b".into(), "OK: OK99 OK8".into()));
+    assert_eq!(
+        shown(&limiter.ask(&request("d", &["k=x"]))),
+        ("m".into(), "OK: OK2".into())
+    );
+}
+
+#[test]
+fn networks_come_between_exact_values_and_wildcards() {
+    let limiter = TestLimiter::new(
+        "
+domain: d
+descriptors:
+  - {key: a, rate_limit: {unit: hour, requests_per_unit: 1}}
+  - {key: a, value: '10.*', rate_limit: {unit: hour, requests_per_unit: 2}}
+  - {key: a, value_cidr: [10.1.0.0/16, 10.2.0.0/16], rate_limit: {unit: hour, requests_per_unit: 3}}
+  - {key: a, value_cidr: 10.1.2.0/24, share_threshold: true, rate_limit: {unit: hour, requests_per_unit: 4}}
+  - {key: a, value: 10.1.2.3, rate_limit: {unit: hour, requests_per_unit: 5}}
+",
+    );
+    for (value, expected) in [
+        ("192.0.2.1", "OK: OK0"),
+        ("10.9.9.9", "OK: OK1"),
+        ("10.2.9.9", "OK: OK2"),
+        ("10.1.9.9", "OK: OK2"),
+        ("10.1.2.4", "OK: OK3"),
+        ("10.1.2.5", "OK: OK2"),
+        ("10.1.2.3", "OK: OK4"),
+        ("10.x", "OK: OK1"),
+    ] {
+        assert_eq!(
+            limiter.brief(&request("d", &[&format!("a={value}")])),
+            expected,
+            "{value}"
+        );
+    }
+}
+
+const CLIENTS: &str = "
+domain: d
+client_address:
+  - {key: xff, trusted: [uniquelocal], ipv6_prefix: 48, malformed: MALFORMED}
+descriptors:
+  - {key: xff, rate_limit: {unit: hour, requests_per_unit: 9}}
+  - {key: xff, value: '2001:db8::7', rate_limit: {unit: hour, requests_per_unit: 5}}
+  - {key: raw, rate_limit: {unit: hour, requests_per_unit: 9}}
+";
+
+#[test]
+fn rules_see_the_full_address_and_counters_what_tells_clients_apart() {
+    let limiter = TestLimiter::new(&CLIENTS.replace("MALFORMED", "previous"));
+    for (chain, expected) in [
+        ("1.1.1.1, 203.0.113.9, 10.0.0.1", "OK: OK8"),
+        ("2.2.2.2, 203.0.113.9:443, 10.0.0.2", "OK: OK7"),
+        ("::ffff:203.0.113.9", "OK: OK6"),
+        ("203.0.113.10", "OK: OK8"),
+        ("2001:db8:0:1::1", "OK: OK8"),
+        ("2001:DB8:0:2::2", "OK: OK7"),
+        ("2001:0db8::0007", "OK: OK2"),
+        ("2001:db8:1::1", "OK: OK8"),
+        ("junk, 203.0.113.10", "OK: OK7"),
+        ("junk", "OK: OK8"),
+        ("", "OK: OK7"),
+    ] {
+        assert_eq!(
+            limiter.brief(&request("d", &[&format!("xff={chain}")])),
+            expected,
+            "{chain}"
+        );
+    }
+    assert_eq!(limiter.brief(&request("d", &["raw=1.1.1.1, 2.2.2.2"])), "OK: OK8");
+}
+
+#[test]
+fn a_malformed_chain_may_be_refused() {
+    let limiter = TestLimiter::new(&CLIENTS.replace("MALFORMED", "refuse"));
+    let answer = limiter.ask(&request("d", &["raw=x", "xff=1.1.1.1, junk, 10.0.0.1"]));
+    assert_eq!(answer.overall_code, 2);
+    assert_eq!(
+        (answer.statuses[1].code, answer.statuses[1].current_limit.as_ref()),
+        (2, None)
+    );
+    assert_eq!(limiter.brief(&request("d", &["xff=junk, 1.1.1.1"])), "OK: OK8");
 }

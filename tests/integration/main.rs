@@ -8,6 +8,7 @@ mod decisions;
 mod readme;
 mod regression;
 mod rule_files;
+mod seeds;
 mod store_contract;
 mod support;
 mod wire;

@@ -26,8 +26,8 @@ fn its_rules_do_what_it_says() {
         .into_iter()
         .filter(|block| block.starts_with("domain:"))
         .collect();
-    assert_eq!(rules.len(), 1);
-    let limiter = TestLimiter::new(rules[0]);
+    assert_eq!(rules.len(), 2);
+    let shop = TestLimiter::new(rules[0]);
     for (descriptor, expected) in [
         ("remote_address=198.51.100.7", "OK: OK99"),
         ("remote_address=203.0.113.20", "OK: UNL"),
@@ -35,10 +35,21 @@ fn its_rules_do_what_it_says() {
         ("path=/login", "OK: NONE"),
     ] {
         assert_eq!(
-            limiter.brief(&request("shop", &[descriptor])),
+            shop.brief(&request("shop", &[descriptor])),
             expected,
             "{descriptor}"
         );
+    }
+    let edge = TestLimiter::new(rules[1]);
+    for (chain, expected) in [
+        ("6.6.6.6, 192.0.2.1, 198.51.100.7, 10.0.0.1", "OK: OK99"),
+        ("192.0.2.1, 127.0.0.1", "OK: OK98"),
+        ("2001:db8:0:1::1", "OK: OK4999"),
+        ("2001:db8:0:2::1", "OK: OK4998"),
+        ("203.0.113.9:1234", "OK: OK4999"),
+    ] {
+        let call = request("edge", &[&format!("x-forwarded-for={chain}")]);
+        assert_eq!(edge.brief(&call), expected, "{chain}");
     }
 }
 

@@ -93,14 +93,14 @@ descriptors:
 "#,
         r#"
 r.yaml:3:11: shop: key must be text, not a mapping; write key: "..."
-r.yaml:3:31: shop.?.rate_limit: rate_limit must be a mapping, not a list; write keys and values; its keys are unit, requests_per_unit, unlimited, name, replaces, unit_multiplier
+r.yaml:3:31: shop.?.rate_limit: rate_limit must be a mapping, not a list; write keys and values; its keys are unit, requests_per_unit, unlimited, name, replaces, unit_multiplier, algorithm, window_start, time_zone, burst_size, burst, charge_refused, on_exceeded, ban
 r.yaml:4:5: shop: a list may hold only mappings, not the text "just text"; write a dash and then keys with values
-r.yaml:5:57: shop.a.rate_limit: requests_per_unit must be a whole number from 0 to 4294967295, not -1; write a whole number from 0 to 4294967295
-r.yaml:6:57: shop.b.rate_limit: requests_per_unit must be a whole number from 0 to 4294967295, not 2.5; write a whole number from 0 to 4294967295
-r.yaml:7:57: shop.c.rate_limit: requests_per_unit must be a whole number from 0 to 4294967295, not 1e+06; write requests_per_unit: 1000000
-r.yaml:8:57: shop.d.rate_limit: requests_per_unit must be a whole number from 0 to 4294967295, not 4294967296; write a whole number from 0 to 4294967295
-r.yaml:9:77: shop.e.rate_limit: unit_multiplier must be a whole number from 1 to 4294967295, not 0; write a whole number from 1 to 4294967295
-r.yaml:10:33: shop.f.rate_limit: unit "60s" is not known; write second, minute, hour, day, week, month or year
+r.yaml:5:57: shop.a.rate_limit: requests_per_unit cannot be -1; write a whole number from 0 to 4294967295
+r.yaml:6:57: shop.b.rate_limit: requests_per_unit cannot be 2.5; write a whole number from 0 to 4294967295
+r.yaml:7:57: shop.c.rate_limit: requests_per_unit cannot be 1e+06; write requests_per_unit: 1000000
+r.yaml:8:57: shop.d.rate_limit: requests_per_unit cannot be 4294967296; write a whole number from 0 to 4294967295
+r.yaml:9:77: shop.e.rate_limit: unit_multiplier cannot be 0; write a whole number from 1 to 4294967295
+r.yaml:10:33: shop.f.rate_limit: unit "60s" is a minute; write unit: minute
 r.yaml:11:27: shop.g: descriptors must be a list, not a mapping; start each entry with a dash
 "#,
     );
@@ -175,17 +175,17 @@ on: y
 ",
         "
 r.yaml:2:9: shop.charge: 'sometimes' is no way to charge; write each or all_or_nothing
-r.yaml:4:50: shop.a.rate_limit: a limit cannot be unlimited and have a unit; take out unit, or unlimited
-r.yaml:4:55: shop.a.rate_limit: a limit cannot be unlimited and have a unit_multiplier; take out unit_multiplier, or unlimited
+r.yaml:4:44: shop.a.rate_limit: an unlimited limit has no unit; take out unit, or unlimited
+r.yaml:4:55: shop.a.rate_limit: an unlimited limit has no unit_multiplier; take out unit_multiplier, or unlimited
 r.yaml:5:54: shop.b.rate_limit: the rule replaces itself: 'n' is its own name; name another rule, or take replaces out
 r.yaml:5:58: shop.b.rate_limit: an entry of replaces has no name; write replaces: [{name: NAME}] with the name of the rule to drop
 r.yaml:5:68: shop.b.rate_limit: an entry of replaces has no name; write replaces: [{name: NAME}] with the name of the rule to drop
-r.yaml:6:24: shop.c_x: share_threshold needs a value with '*', but this is c_x; put a * into value, or take share_threshold out
+r.yaml:6:24: shop.c_x: share_threshold needs a value with '*', or a value_cidr, but this is c_x; put a * into value, or take share_threshold out
 r.yaml:7:5: shop: this descriptor has an empty key; write key: NAME
 r.yaml:8:5: shop: this descriptor has an empty key; write key: NAME
 r.yaml:9:24: shop.d.metadata: metadata must be a mapping, not a list; write keys and values
 r.yaml:10:28: shop.e.metadata: .inf cannot be sent as metadata; quote it: \".inf\"
-r.yaml:11:27: shop.f.rate_limit: unit is empty; write unit: and one of second, minute, hour, day, week, month or year
+r.yaml:11:27: shop.f.rate_limit: unit is empty; write unit: and one of second, minute, hour, day, week, month or year, or a length such as 500ms, 10s, 15m, 5h or 3d
 r.yaml:12:5: shop.f: duplicate descriptor: f is already at r.yaml:11:5; keep one of them; several files cannot add below one descriptor
 r.yaml:13:1: 0.25 is not a key: YAML does not read it as text; keys are words such as domain, descriptors, key, value, rate_limit
 r.yaml:14:1: on is not a key: YAML does not read it as text; keys are words such as domain, descriptors, key, value, rate_limit
@@ -238,7 +238,7 @@ fn faults_of_all_files_are_reported_together() {
         ("c.yaml", "domain: two\n"),
     ]);
     let expected = "
-a.yaml:2:43: one.k.rate_limit: unit \"fortnight\" is not known; write second, minute, hour, day, week, month or year
+a.yaml:2:43: one.k.rate_limit: unit \"fortnight\" is not known; write second, minute, hour, day, week, month or year, or a length such as 500ms, 10s, 15m, 5h or 3d
 c.yaml:1:9: duplicate domain 'two', already in b.yaml:1:9; put its descriptors into one file, or set MERGE_DOMAIN_CONFIG=true
 ";
     assert_eq!(said, expected.trim());
@@ -321,16 +321,27 @@ fn a_small_file_cannot_grow_without_bound() {
         ));
     }
     let said = said_of(&[("r.yaml", &yaml)]);
-    assert!(said.contains("use fewer aliases of aliases"), "{said}");
+    assert!(
+        said.contains("this is too large; use fewer aliases of aliases"),
+        "{said}"
+    );
     assert_eq!(said.lines().count(), 1, "{said}");
 
-    let deep = format!(
-        "domain: d\ndescriptors: {}{}",
-        "[{key: k, descriptors: ".repeat(110),
-        "[]".to_owned() + &"}]".repeat(110)
-    );
-    let said = said_of(&[("r.yaml", &deep)]);
-    assert!(said.contains("nested more than 100 levels deep"), "{said}");
+    let bomb_of = |metadata: &str| {
+        let mut yaml = String::from("domain: d\ndescriptors:\n");
+        for i in 0..300 {
+            let below = if i == 0 {
+                "1".to_owned()
+            } else {
+                metadata.replace("BELOW", &format!("*a{}", i - 1))
+            };
+            yaml.push_str(&format!("  - {{key: k{i}, metadata: {{x: &a{i} {below}}}}}\n"));
+        }
+        said_of(&[("r.yaml", &yaml)])
+    };
+    assert!(bomb_of("[BELOW, BELOW]").contains("this is too large"));
+    assert!(bomb_of("[BELOW]").contains("this is nested too deeply; flatten it"));
+    assert!(bomb_of("{<<: BELOW}").contains("this is nested too deeply; flatten it"));
 }
 
 #[test]
@@ -376,4 +387,105 @@ fn directories_hold_rules_as_the_reference_lays_them_out() {
         "{error}"
     );
     assert!(error.contains("No such file"), "{error}");
+}
+
+#[test]
+fn added_keys_that_mean_nothing_together_are_refused() {
+    test(
+        "domain: d
+descriptors:
+  - {key: a, rate_limit: {unit: hour, requests_per_unit: 1, burst_size: 5}}
+  - {key: b, rate_limit: {unit: hour, requests_per_unit: 1, algorithm: sliding_window, window_start: clock, time_zone: UTC}}
+  - {key: c, rate_limit: {unit: hour, requests_per_unit: 0, algorithm: token_bucket, on_exceeded: renew_window}}
+  - {key: d, rate_limit: {unit: hour, requests_per_unit: 1, time_zone: Europe/Berln}}
+  - {key: e, rate_limit: {unit: day, unit_multiplier: 2, requests_per_unit: 1, time_zone: UTC, window_start: first_hit}}
+  - {key: f, rate_limit: {unit: day, requests_per_unit: 1, on_exceeded: renew_window}}
+  - {key: g, rate_limit: {unit: 5h, requests_per_unit: 1, window_start: first_hit, charge_refused: false, on_exceeded: {backoff: {}}}}
+  - {key: h, rate_limit: {unlimited: true, ban: {after: 1}, algorithm: token_bucket}}
+  - {key: i, rate_limits: [{unlimited: true}, {unit: day, requests_per_unit: 1}, {unit: day, requests_per_unit: 2}]}
+  - {key: j, rate_limit: {unit: day, requests_per_unit: 1}, rate_limits: [{unit: hour, requests_per_unit: 1}]}
+  - {key: k, rate_limits: []}
+  - {key: l, value: x, value_cidr: 10.0.0.0/8}
+",
+        r#"
+r.yaml:3:61: d.a.rate_limit: burst_size means nothing for algorithm: fixed_window; take it out, or write algorithm: token_bucket
+r.yaml:4:88: d.b.rate_limit: window_start means nothing for algorithm: sliding_window; take it out, or write algorithm: fixed_window
+r.yaml:4:109: d.b.rate_limit: time_zone means nothing for algorithm: sliding_window; take it out, or write algorithm: fixed_window
+r.yaml:5:39: d.c.rate_limit: a token_bucket needs requests_per_unit: it would never be filled again; write a number from 1 on
+r.yaml:5:86: d.c.rate_limit: on_exceeded means nothing for algorithm: token_bucket; take it out, or write algorithm: fixed_window
+r.yaml:6:61: d.d.rate_limit: time_zone needs a single day, week, month or year; write one of these as unit, without unit_multiplier
+r.yaml:6:72: d.d.rate_limit: time zone "Europe/Berln" is not known; did you mean Europe/Berlin?
+r.yaml:7:80: d.e.rate_limit: time_zone means nothing for windows that start at the first hit; take out time_zone, or window_start: first_hit
+r.yaml:7:80: d.e.rate_limit: time_zone needs a single day, week, month or year; write one of these as unit, without unit_multiplier
+r.yaml:8:60: d.f.rate_limit: on_exceeded means nothing for windows of the clock: they end when the clock says; add window_start: first_hit, or take on_exceeded out
+r.yaml:9:107: d.g.rate_limit: on_exceeded means nothing where refused calls are not charged; take out charge_refused: false, or on_exceeded
+r.yaml:10:44: d.h.rate_limit: an unlimited limit has no ban; take out ban, or unlimited
+r.yaml:10:61: d.h.rate_limit: an unlimited limit has no algorithm; take out algorithm, or unlimited
+r.yaml:11:28: d.i.rate_limits: an unlimited limit means nothing beside others; take it out of the list
+r.yaml:11:82: d.i.rate_limits: two limits with the same algorithm and window would share a counter; take it out of the list
+r.yaml:12:61: d.j.rate_limits: a descriptor cannot have rate_limit and rate_limits; put all limits into rate_limits
+r.yaml:13:14: d.k.rate_limits: rate_limits is empty; list limits in it, or take it out
+r.yaml:14:24: d: a descriptor cannot have value and value_cidr; write two descriptors
+"#,
+    );
+}
+
+#[test]
+fn values_of_added_keys_are_checked() {
+    test(
+        "domain: d
+client_address:
+  - {trusted: all}
+  - {key: a, trusted: [loopbak, 10.0.0.1/8, 10.0.0.0/33], ipv4_prefix: 33, malformed: ignore}
+  - {key: b, trusted: {hopps: 1}}
+  - {key: b, trusted: {hops: 0}}
+descriptors:
+  - {key: a, rate_limit: {unit: 0s, requests_per_unit: 1}}
+  - {key: b, rate_limit: {unit: min, requests_per_unit: 1, algorithm: leaky_bucket}}
+  - {key: c, rate_limit: {unit: 200y, requests_per_unit: 1, window_start: frist_hit}}
+  - {key: d, rate_limit: {unit: 40000d, requests_per_unit: 1, algorithm: sliding_window}}
+  - {key: e, rate_limit: {unit: 5h, requests_per_unit: 1, ban: {for: soon}}}
+  - {key: f, rate_limit: {unit: 5h, requests_per_unit: 1, ban: {after: 1, for: 10}}}
+  - {key: g, rate_limit: {unit: 5h, requests_per_unit: 1, window_start: first_hit, on_exceeded: {backoff: {factor: 0.5, max: 1w}}}}
+  - {key: h, rate_limit: {unit: 5h, requests_per_unit: 1, burst: {unit: 24h, requests_per_unit: 1, ban: {after: 1}}}}
+  - {key: i, value_cidr: [10.0.0.0/8, 300.0.0.0/8]}
+",
+        r#"
+r.yaml:3:5: d.client_address: client_address does not say for which key; write key: NAME
+r.yaml:4:24: d.client_address: "loopbak" is no network; did you mean loopback?
+r.yaml:4:33: d.client_address: "10.0.0.1/8" is no network; did you mean 10.0.0.0/8?
+r.yaml:4:45: d.client_address: "10.0.0.0/33" is no network; write a network such as 10.0.0.0/8, an address, or loopback, linklocal or uniquelocal
+r.yaml:4:59: d.client_address: ipv4_prefix must be from 0 to 32, not 33; write ipv4_prefix: 32 for single addresses
+r.yaml:4:87: d.client_address: malformed "ignore" is not known; write previous, literal or refuse
+r.yaml:5:24: d.client_address: unknown key 'hopps'; did you mean hops?
+r.yaml:6:30: d.client_address: hops cannot be 0; write a whole number from 1 to 4294967295
+r.yaml:8:33: d.a.rate_limit: unit "0s" is not known; write second, minute, hour, day, week, month or year, or a length such as 500ms, 10s, 15m, 5h or 3d
+r.yaml:9:33: d.b.rate_limit: unit "min" is not known; did you mean minute?
+r.yaml:9:71: d.b.rate_limit: algorithm "leaky_bucket" is not known; write fixed_window or sliding_window or token_bucket
+r.yaml:10:33: d.c.rate_limit: unit "200y" is not known; write second, minute, hour, day, week, month or year, or a length such as 500ms, 10s, 15m, 5h or 3d
+r.yaml:11:27: d.d.rate_limit: a window of more than 100 years; write a shorter one
+r.yaml:12:64: d.e.rate_limit: the ban does not say after how many refusals; write after: 0 to ban at the first refusal, after: 3 to allow three
+r.yaml:12:70: d.e.rate_limit: for "soon" is no length of time; write a number with a unit, such as 500ms, 10s, 15m, 5h or 3d
+r.yaml:13:80: d.f.rate_limit: for "10" is no length of time; write a number with a unit, such as 500ms, 10s, 15m, 5h or 3d
+r.yaml:14:108: d.g.rate_limit: factor must be from 1 to 1000000, not 0.5; 2 doubles the wait with each refused hit
+r.yaml:14:126: d.g.rate_limit: max "1w" is no length of time; write a number with a unit, such as 500ms, 10s, 15m, 5h or 3d
+r.yaml:15:73: d.h.rate_limit: unit "24h" is a day; write unit: day
+r.yaml:15:100: d.h.rate_limit: ban cannot stand in burst; it belongs in rate_limit
+r.yaml:16:39: d: "300.0.0.0/8" is no network; write a network such as 10.0.0.0/8, an address, or loopback, linklocal or uniquelocal
+"#,
+    );
+}
+
+#[test]
+fn replaces_of_nothing_is_pointed_out() {
+    test(
+        "domain: d
+descriptors:
+  - {key: a, rate_limit: {name: per-ip, unit: hour, requests_per_unit: 1}}
+  - {key: b, rate_limit: {replaces: [{name: peer-ip}, {name: per-ip}], unit: hour, requests_per_unit: 1}}
+",
+        "
+r.yaml:4:26: warning: d: replaces 'peer-ip', but no limit of the domain has that name; did you mean per-ip?
+",
+    );
 }

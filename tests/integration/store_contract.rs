@@ -1,25 +1,30 @@
 //! The laws that every store keeps.
 
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use tollgate::clock::{ManualClock, Timestamp};
 use tollgate::descriptor::{Entry, Hits};
-use tollgate::key::CounterKey;
+use tollgate::key::KeyMaker;
 use tollgate::rate_limit::{Charge, RateLimit, Unit};
 use tollgate::store::Hit;
 use tollgate::store::memory::MemoryStore;
 
 use crate::support::T;
 
-fn hit(value: &str, limit: RateLimit, hits: Hits) -> Hit {
+/// A hit on the counter of a value.
+fn hit<'a>(value: &str, limit: &'a RateLimit, hits: Hits) -> Hit<'a> {
+    static KEYS: LazyLock<KeyMaker> = LazyLock::new(KeyMaker::default);
     let entries = [Entry {
         key: b"k",
         value: value.as_bytes(),
     }];
+    let key = KEYS.key("d", &entries, None, limit);
     Hit {
-        key: CounterKey::new("d", &entries, None, &limit),
+        key,
         limit,
         hits,
+        descriptor: 0,
         shadow_mode: false,
         quota_mode: false,
     }
@@ -30,7 +35,7 @@ fn at(seconds: u64) -> Timestamp {
 }
 
 /// The counter after one hit.
-fn after(store: &MemoryStore, hit: &Hit, charge: Charge, now: Timestamp) -> u64 {
+fn after(store: &MemoryStore, hit: &Hit<'_>, charge: Charge, now: Timestamp) -> u64 {
     store.hit(std::slice::from_ref(hit), charge, now)[0].after
 }
 
@@ -42,7 +47,7 @@ fn outcomes_come_in_the_order_of_the_hits() {
     for charge in CHARGES {
         let store = MemoryStore::default();
         let hits: Vec<Hit> = (0..50)
-            .map(|i| hit(&format!("v{i}"), limit, Hits::Charge(i)))
+            .map(|i| hit(&format!("v{i}"), &limit, Hits::Charge(i)))
             .collect();
         let counters: Vec<u64> = store
             .hit(&hits, charge, at(T))
@@ -65,8 +70,14 @@ fn looks_and_refunds_create_no_counter() {
     let limit = RateLimit::per(Unit::Hour, 1);
     for charge in CHARGES {
         let store = MemoryStore::default();
-        assert_eq!(after(&store, &hit("v", limit, Hits::Charge(0)), charge, at(T)), 0);
-        assert_eq!(after(&store, &hit("v", limit, Hits::Refund(9)), charge, at(T)), 0);
+        assert_eq!(
+            after(&store, &hit("v", &limit, Hits::Charge(0)), charge, at(T)),
+            0
+        );
+        assert_eq!(
+            after(&store, &hit("v", &limit, Hits::Refund(9)), charge, at(T)),
+            0
+        );
         assert!(store.is_empty(), "{charge:?}");
     }
 }
@@ -75,7 +86,10 @@ fn looks_and_refunds_create_no_counter() {
 fn a_refused_call_leaves_no_counter_behind() {
     let limit = RateLimit::per(Unit::Hour, 1);
     let store = MemoryStore::default();
-    let hits = [hit("a", limit, Hits::Charge(1)), hit("b", limit, Hits::Charge(2))];
+    let hits = [
+        hit("a", &limit, Hits::Charge(1)),
+        hit("b", &limit, Hits::Charge(2)),
+    ];
     let outcomes = store.hit(&hits, Charge::AllOrNothing, at(T));
     assert_eq!((outcomes[0].over_limit, outcomes[1].over_limit), (false, true));
     assert!(store.is_empty());
@@ -84,18 +98,15 @@ fn a_refused_call_leaves_no_counter_behind() {
 #[test]
 fn a_changed_limit_keeps_its_counter() {
     let store = MemoryStore::default();
-    let with = |requests_per_unit| {
-        hit(
-            "v",
-            RateLimit::per(Unit::Hour, requests_per_unit),
-            Hits::Charge(1),
-        )
+    let charged = |requests_per_unit| {
+        let limit = RateLimit::per(Unit::Hour, requests_per_unit);
+        after(&store, &hit("v", &limit, Hits::Charge(1)), Charge::Each, at(T))
     };
     for _ in 0..7 {
-        after(&store, &with(10), Charge::Each, at(T));
+        charged(10);
     }
-    assert_eq!(after(&store, &with(5), Charge::Each, at(T)), 8);
-    assert_eq!(after(&store, &with(20), Charge::Each, at(T)), 9);
+    assert_eq!(charged(5), 8);
+    assert_eq!(charged(20), 9);
 }
 
 #[test]
@@ -106,31 +117,22 @@ fn counters_whose_window_has_passed_are_forgotten() {
         clock.advance(Duration::from_secs(1));
         clock.now()
     });
+    let (second, hour) = (RateLimit::per(Unit::Second, 1), RateLimit::per(Unit::Hour, 9));
     for i in 0..10_000 {
         after(
             &store,
-            &hit(&format!("s{i}"), RateLimit::per(Unit::Second, 1), Hits::Charge(1)),
+            &hit(&format!("s{i}"), &second, Hits::Charge(1)),
             Charge::Each,
             now,
         );
     }
-    after(
-        &store,
-        &hit("h", RateLimit::per(Unit::Hour, 9), Hits::Charge(4)),
-        Charge::Each,
-        now,
-    );
+    after(&store, &hit("h", &hour, Hits::Charge(4)), Charge::Each, now);
     assert_eq!(store.len(), 10_001);
     assert_eq!(store.sweep(now), 0);
     assert_eq!(store.sweep(later), 10_000);
     assert_eq!(store.len(), 1);
     assert_eq!(
-        after(
-            &store,
-            &hit("h", RateLimit::per(Unit::Hour, 9), Hits::Charge(1)),
-            Charge::Each,
-            later
-        ),
+        after(&store, &hit("h", &hour, Hits::Charge(1)), Charge::Each, later),
         5
     );
 }
@@ -144,7 +146,7 @@ fn sweeping_does_not_disturb_counting() {
         let threads: Vec<_> = (0..8)
             .map(|_| {
                 scope.spawn(|| {
-                    let call = [hit("v", limit, Hits::Charge(1))];
+                    let call = [hit("v", &limit, Hits::Charge(1))];
                     (0..500)
                         .filter(|_| !store.hit(&call, Charge::Each, at(T))[0].over_limit)
                         .count()

@@ -8,7 +8,8 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
-use tollgate::clock::{Clock, ManualClock};
+use tokio_stream::wrappers::ReceiverStream;
+use tollgate::clock::{Clock, ManualClock, Timestamp};
 use tollgate::config::ServerConfig;
 use tollgate::config::file;
 use tollgate::config::source::SourceFile;
@@ -49,8 +50,8 @@ pub(crate) fn source(name: &str, text: &str) -> SourceFile {
 /// A limiter with a clock, asked without a wire.
 pub(crate) struct TestLimiter {
     pub(crate) limiter: Arc<Limiter>,
+    pub(crate) rls: Rls,
     clock: Arc<Clock>,
-    rls: Rls,
 }
 
 impl TestLimiter {
@@ -70,6 +71,14 @@ impl TestLimiter {
 
     pub(crate) fn set_time(&self, seconds: u64) {
         set_time(&self.clock, Duration::from_secs(seconds));
+    }
+
+    pub(crate) fn advance(&self, by: Duration) {
+        set_time(&self.clock, self.now().since_epoch + by);
+    }
+
+    pub(crate) fn now(&self) -> Timestamp {
+        self.clock.now()
     }
 
     #[track_caller]
@@ -191,7 +200,7 @@ impl TestServer {
             .expect("free ports can be opened");
         let (grpc, http) = (server.grpc_address().unwrap(), server.http_address().unwrap());
         let (stop, stops) = mpsc::channel(2);
-        let running = tokio::spawn(server.run(stops));
+        let running = tokio::spawn(server.run(ReceiverStream::new(stops)));
         TestServer {
             limiter,
             grpc,

@@ -38,8 +38,8 @@ impl Rule {
         }
         match &level.value {
             LevelValue::Any => (level.value_to_metric && !asked.is_empty()).then_some(asked),
-            LevelValue::Wildcard(_) if level.value_to_metric => Some(asked),
-            LevelValue::Exact(value) | LevelValue::Wildcard(value) => Some(value.as_bytes()),
+            LevelValue::Wildcard(_) | LevelValue::Networks(_) if level.value_to_metric => Some(asked),
+            _ => Some(level.pattern.as_bytes()),
         }
     }
 }
