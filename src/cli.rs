@@ -5,6 +5,7 @@ mod values;
 
 use std::env;
 use std::ffi::OsString;
+use std::fmt::Display;
 use std::fs::{self, File};
 use std::io::{self, BufReader, IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -15,6 +16,7 @@ use anyhow::{Context as _, bail};
 use clap::error::{ContextKind, ContextValue};
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tracing::warn;
 
 use self::settings::{DecisionSettings, LogSettings, RuleFileSettings, RuleSettings, ServerSettings};
@@ -121,9 +123,23 @@ pub fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            tell(format_args!("error: {error:#}"));
             ExitCode::FAILURE
         }
+    }
+}
+
+/// Says something on stderr. Nobody to tell if that is closed or full.
+fn tell(message: impl Display) {
+    let _ = writeln!(io::stderr(), "{message}");
+}
+
+/// Lets the process have as many connections as it may. Shells and service managers often start with 1024 for the sake of
+/// old programs.
+fn raise_limit_of_connections() {
+    if let Ok((_, most)) = getrlimit(Resource::RLIMIT_NOFILE) {
+        // The limit that there is will have to do.
+        let _ = setrlimit(Resource::RLIMIT_NOFILE, most, most);
     }
 }
 
@@ -226,11 +242,11 @@ fn load(rules: &RulesConfig) -> Option<Loaded> {
         Err(error) => error.warnings().collect(),
     };
     for warning in warnings {
-        eprintln!("{warning}");
+        tell(warning);
     }
-    let loaded = loaded.map_err(|error| eprintln!("{error}")).ok()?;
+    let loaded = loaded.map_err(tell).ok()?;
     if loaded.matcher.domains().next().is_none() {
-        eprintln!("warning: there are no rule files");
+        tell("warning: there are no rule files");
     }
     Some(loaded)
 }
@@ -239,7 +255,8 @@ fn load(rules: &RulesConfig) -> Option<Loaded> {
 
 impl Serve {
     fn run(self) -> anyhow::Result<ExitCode> {
-        self.log.init();
+        let _guard = self.log.init();
+        raise_limit_of_connections();
         if let Some(variable) = settings::unsupported() {
             bail!("{variable} is set, and what it asks for is not supported; take it out to start without");
         }
@@ -275,7 +292,7 @@ impl Serve {
             warn!(%http, "listening for HTTP on {http}");
             warn!(rules = rules_loaded, "loaded {rules_loaded} rules");
             if matches!(rules.source, RulesSource::Example) {
-                eprint!("{}", example_hint(http.port(), grpc.port()));
+                tell(example_hint(http.port(), grpc.port()));
             }
             anyhow::Ok(server.run(signals.into_stream()).await?)
         })?;
@@ -298,7 +315,6 @@ or, over gRPC:
   grpcurl -plaintext -d '{{"domain": "example", "descriptors": [{{"entries": [{{"key": "user", "value": "alice"}}]}}]}}' 127.0.0.1:{grpc} envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit
 
 Give it your own rules with --config FILE-OR-DIRECTORY.
-
 "#
     )
 }
@@ -396,7 +412,7 @@ impl ReplayCommand {
             return Ok(ExitCode::SUCCESS);
         }
         for line in unread.shown() {
-            eprintln!("{}:{line}", self.requests.display());
+            tell(format_args!("{}:{line}", self.requests.display()));
         }
         let lines = if unread.count() == 1 { "line" } else { "lines" };
         bail!(

@@ -41,6 +41,14 @@ impl Health {
         self.set(false).await;
     }
 
+    /// Ends the watches of clients, which would hold up the end of the server: they see the last status and then no more.
+    pub async fn end_watches(&self) {
+        let mut reporter = self.reporter.clone();
+        for name in NAMES {
+            reporter.clear_service_status(name).await;
+        }
+    }
+
     async fn set(&self, serving: bool) {
         self.serving.store(serving, Ordering::Relaxed);
         let status = if serving {

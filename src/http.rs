@@ -7,27 +7,32 @@
 //!
 //! Any method will do, as with envoyproxy/ratelimit.
 
+use std::time::Duration;
+
 use axum::Router;
-use axum::body::Bytes;
-use axum::extract::{DefaultBodyLimit, State};
+use axum::body::{Body, to_bytes};
+use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::any;
+use tokio::time::timeout;
 use tracing::debug;
 
 use crate::health::Health;
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use crate::rls::{Rls, json};
 
-/// The largest body that `/json` reads, in bytes: what gRPC takes as well.
-const LARGEST_BODY: usize = 4 * 1024 * 1024;
+/// The largest body that `/json` reads, in bytes. As JSON is parsed it takes a hundred times as much memory.
+const LARGEST_BODY: usize = 256 * 1024;
+
+/// How long a body may take to arrive.
+const BODY_PATIENCE: Duration = Duration::from_secs(30);
 
 /// The routes of the HTTP port.
 pub fn routes(rls: Rls, health: Health) -> Router {
     Router::new()
         .route("/healthcheck", any(healthcheck).with_state(health))
         .route("/json", any(decide).with_state(rls))
-        .layer(DefaultBodyLimit::max(LARGEST_BODY))
 }
 
 async fn healthcheck(State(health): State<Health>) -> Response {
@@ -38,31 +43,24 @@ async fn healthcheck(State(health): State<Health>) -> Response {
     }
 }
 
-async fn decide(
-    State(rls): State<Rls>,
-    body: Result<Bytes, axum::extract::rejection::BytesRejection>,
-) -> Response {
-    let decided = body
-        .map_err(|error| error.to_string())
-        .and_then(|body| json::request(&body).map_err(|error| error.to_string()))
-        .and_then(|request| rls.decide(&request).map_err(|error| error.to_string()));
-    match decided {
-        Ok(response) => {
-            let status = match response.overall_code() {
-                Code::OverLimit => StatusCode::TOO_MANY_REQUESTS,
-                Code::Ok => StatusCode::OK,
-                Code::Unknown => StatusCode::INTERNAL_SERVER_ERROR,
-            };
-            (
-                status,
-                [(header::CONTENT_TYPE, "application/json")],
-                json::response(&response),
-            )
-                .into_response()
-        }
+async fn decide(State(rls): State<Rls>, body: Body) -> Response {
+    match answer(&rls, body).await {
+        Ok(response) => response,
         Err(error) => {
-            debug!(%error, "bad request on /json: {error}");
+            debug!("bad request on /json: {error:#}");
             (StatusCode::BAD_REQUEST, "Bad Request\n").into_response()
         }
     }
+}
+
+async fn answer(rls: &Rls, body: Body) -> anyhow::Result<Response> {
+    let body = timeout(BODY_PATIENCE, to_bytes(body, LARGEST_BODY)).await??;
+    let response = rls.decide(&json::request(&body)?)?;
+    let status = match response.overall_code() {
+        Code::OverLimit => StatusCode::TOO_MANY_REQUESTS,
+        Code::Ok => StatusCode::OK,
+        Code::Unknown => StatusCode::INTERNAL_SERVER_ERROR,
+    };
+    let headers = [(header::CONTENT_TYPE, "application/json")];
+    Ok((status, headers, json::response(&response)).into_response())
 }

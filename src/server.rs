@@ -1,16 +1,21 @@
 //! The running server: the only place that wires the parts together and spawns tasks.
 
+mod connection;
+
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 use std::{future, io, mem};
 
-use axum::serve::ListenerExt as _;
-use futures_util::stream::{self, Stream, StreamExt as _};
+use axum::Router;
+use futures_util::stream::{Stream, StreamExt as _};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
 use thiserror::Error;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
+use tokio::net::TcpListener;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use tonic::codegen::http::{HeaderValue, Response};
@@ -18,6 +23,7 @@ use tonic::{Code, Request, Status};
 use tower::util::MapResponseLayer;
 use tracing::{debug, warn};
 
+use self::connection::connections;
 use crate::clock::Clock;
 use crate::config::ServerConfig;
 use crate::health::Health;
@@ -31,13 +37,22 @@ use crate::shutdown::Stop;
 
 /// How many streams a client may reset before the server has taken them up. Envoy resets every call that timed out while
 /// the server stood still; with the default of 20 the h2 crate then drops the connection and all its calls.
-const MOST_PENDING_RESETS: usize = 100_000;
+const MOST_PENDING_RESETS: usize = 20_000;
 
 /// How often counters that have run out are looked for.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long to wait when no connection can be accepted.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// How long a caller may take to send its request.
+const REQUEST_PATIENCE: Duration = Duration::from_secs(30);
+
+/// How often a connection on which nothing happens is asked whether its client is still there.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(60);
+
+/// What an HTTP/2 client says first: the connection preface of RFC 9113, section 3.4.
+const HTTP2_OPENING: usize = 24;
+
+/// How many connections the HTTP port takes at a time; it is for probes and people.
+const MOST_HTTP_CONNECTIONS: usize = 1_000;
 
 /// Why the server could not start, or stopped.
 #[derive(Debug, Error)]
@@ -60,9 +75,6 @@ pub enum ServerError {
     /// The gRPC port broke.
     #[error("the gRPC server failed")]
     Grpc(#[from] tonic::transport::Error),
-    /// The HTTP port broke.
-    #[error("the HTTP server failed")]
-    Http(#[source] io::Error),
 }
 
 /// A server that holds its ports and serves once it runs.
@@ -117,6 +129,8 @@ impl Server {
         };
         let grpc = tonic::transport::Server::builder()
             .http2_max_pending_accept_reset_streams(Some(MOST_PENDING_RESETS))
+            .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
+            .timeout(REQUEST_PATIENCE)
             .layer(MapResponseLayer::new(name_too_large))
             .add_service(RateLimitServiceServer::with_interceptor(
                 rls.clone(),
@@ -126,17 +140,15 @@ impl Server {
             .add_service(reflection().build_v1()?)
             // What older tools ask.
             .add_service(reflection().build_v1alpha()?)
-            .serve_with_incoming_shutdown(connections(self.grpc), told(closed.clone()));
-        let http = self.http.tap_io(|connection| {
-            // Without it answers are only late.
-            let _ = connection.set_nodelay(true);
-        });
-        let http =
-            axum::serve(http, http::routes(rls, health.clone())).with_graceful_shutdown(told(closed.clone()));
+            .serve_with_incoming_shutdown(
+                connections(self.grpc, HTTP2_OPENING, closed.clone()),
+                told(closed.clone()),
+            );
+        let http = serve_http(self.http, http::routes(rls, health.clone()), closed.clone());
 
         let mut tasks = JoinSet::new();
         tasks.spawn(async { grpc.await.map_err(ServerError::Grpc) });
-        tasks.spawn(async { http.await.map_err(ServerError::Http) });
+        tasks.spawn(http);
         tasks.spawn(sweep(self.limiter, self.clock, closed));
 
         let asked = tokio::select! {
@@ -156,6 +168,7 @@ impl Server {
         let ended = async {
             sleep(linger).await;
             close.send_replace(true);
+            health.end_watches().await;
             timeout(self.config.shutdown_grace, all(&mut tasks)).await
         };
         tokio::select! {
@@ -181,37 +194,36 @@ async fn listen(purpose: &'static str, host: &str, port: u16) -> Result<TcpListe
         })
 }
 
-/// The connections to the gRPC port. When none can be taken, as when the process has no file descriptor left, it waits a
-/// moment and tries again; tonic would end the server.
-fn connections(listener: TcpListener) -> impl Stream<Item = io::Result<TcpStream>> {
-    stream::unfold(listener, |listener| async {
-        let mut is_failing = false;
-        loop {
-            match listener.accept().await {
-                Ok((connection, _)) => {
-                    // Without it answers are only late.
-                    let _ = connection.set_nodelay(true);
-                    return Some((Ok(connection), listener));
-                }
-                Err(error) if is_of_one_connection(&error) => {}
-                Err(error) => {
-                    if !is_failing {
-                        warn!(%error, "cannot accept connections, trying again: {error}");
-                    }
-                    is_failing = true;
-                    sleep(ACCEPT_PAUSE).await;
-                }
-            }
-        }
-    })
-}
-
-/// Whether the client went away before it was accepted.
-fn is_of_one_connection(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset | io::ErrorKind::ConnectionRefused
-    )
+/// Serves HTTP/1 until everything is to close and the requests under way are answered.
+async fn serve_http(
+    listener: TcpListener,
+    routes: Router,
+    closed: watch::Receiver<bool>,
+) -> Result<(), ServerError> {
+    let mut builder = hyper::server::conn::http1::Builder::new();
+    builder
+        .timer(TokioTimer::new())
+        .header_read_timeout(REQUEST_PATIENCE);
+    let under_way = GracefulShutdown::new();
+    let places = Arc::new(Semaphore::new(MOST_HTTP_CONNECTIONS));
+    let connections = connections(listener, 1, closed.clone()).take_until(told(closed));
+    let mut connections = Box::pin(connections);
+    while let Some(Ok(connection)) = connections.next().await {
+        let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
+            continue;
+        };
+        let service = TowerToHyperService::new(routes.clone());
+        let serving = under_way.watch(builder.serve_connection(TokioIo::new(connection), service));
+        tokio::spawn(async move {
+            // A connection that broke is its client's affair.
+            let _ = serving.await;
+            drop(place);
+        });
+    }
+    // Nobody waits for a connection that is not taken any more.
+    drop(connections);
+    under_way.shutdown().await;
+    Ok(())
 }
 
 /// tonic answers a message that is too large with `OUT_OF_RANGE`, which nothing else here uses; gRPC's code for it is

@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing::{Event, Subscriber};
+use tracing_appender::non_blocking::{NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
@@ -23,16 +24,32 @@ pub enum LogFormat {
     Json,
 }
 
+/// How many lines wait to be written. Of more than that, as when nobody reads the log, the newest are lost.
+const MOST_WAITING_LINES: usize = 10_000;
+
+/// Writes what is still waiting when it is dropped, unless nobody reads it.
+#[derive(Debug)]
+pub struct LogGuard(#[expect(dead_code, reason = "held to be dropped")] WorkerGuard);
+
 /// Sends all events of `level` and above to stderr. Call it once.
-pub fn init(level: LevelFilter, format: LogFormat) {
+///
+/// A thread of its own writes them: a log that is full, closed or not read never holds up or ends the program.
+pub fn init(level: LevelFilter, format: LogFormat) -> LogGuard {
+    let (writer, guard) = NonBlockingBuilder::default()
+        .lossy(true)
+        .buffered_lines_limit(MOST_WAITING_LINES)
+        .thread_name("log")
+        .finish(io::stderr());
     tracing_subscriber::fmt()
-        .with_writer(io::stderr)
+        .with_writer(writer)
+        .log_internal_errors(false)
         .with_max_level(level)
         .event_format(Lines {
             format,
             clock: Clock::system(),
         })
         .init();
+    LogGuard(guard)
 }
 
 struct Lines {

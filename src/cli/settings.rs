@@ -13,7 +13,7 @@ use super::values;
 use crate::config::{RulesConfig, RulesSource, RuntimeDirectory, ServerConfig};
 use crate::limiter::{LimiterConfig, ResponseHeaderNames};
 use crate::rate_limit::Charge;
-use crate::telemetry::{self, LogFormat};
+use crate::telemetry::{self, LogFormat, LogGuard};
 
 /// Where envoyproxy/ratelimit looks for rules if it is not told.
 const DEFAULT_RUNTIME_ROOT: &str = "/srv/runtime_data/current";
@@ -274,7 +274,7 @@ pub(super) struct LogSettings {
 }
 
 impl LogSettings {
-    pub(super) fn init(&self) {
-        telemetry::init(self.log_level, self.log_format);
+    pub(super) fn init(&self) -> LogGuard {
+        telemetry::init(self.log_level, self.log_format)
     }
 }

@@ -316,7 +316,7 @@ fn a_path_without_rules_is_named() {
 /// A server started as a user would, and the lines that it prints.
 struct Served {
     child: Child,
-    lines: std::io::Lines<BufReader<std::process::ChildStderr>>,
+    lines: Option<std::io::Lines<BufReader<std::process::ChildStderr>>>,
 }
 
 impl Served {
@@ -342,13 +342,17 @@ impl Served {
             .spawn()
             .expect("the program can be started");
         let lines = BufReader::new(child.stderr.take().unwrap()).lines();
-        Served { child, lines }
+        Served {
+            child,
+            lines: Some(lines),
+        }
     }
 
     /// The next line that holds `part`.
     fn line_with(&mut self, part: &str) -> String {
         self.lines
-            .by_ref()
+            .as_mut()
+            .expect("the log is still read")
             .map(Result::unwrap)
             .find(|line| line.contains(part))
             .unwrap_or_else(|| panic!("it never printed {part}"))
@@ -448,4 +452,41 @@ fn a_recording_may_be_longer_than_what_its_reader_wants() {
     let output = child.wait_with_output().unwrap();
     assert_eq!(String::from_utf8(output.stderr).unwrap(), "");
     assert_eq!(output.status.code(), Some(0));
+}
+
+/// The disk below the log is full.
+#[test]
+fn errors_that_cannot_be_printed_change_no_exit_code() {
+    let directory = tempfile::tempdir().unwrap();
+    let warned = file(&directory, "warned.yaml", "domain: d\nkey: k\n");
+    let bad = file(&directory, "bad.yaml", BAD);
+    for (path, expected) in [(warned, 0), (bad, 1)] {
+        let full = fs::File::options().write(true).open("/dev/full").unwrap();
+        let mut check = tollgate(&["check", &path]);
+        assert_eq!(check.stderr(full).output().unwrap().status.code(), Some(expected));
+    }
+}
+
+/// Whoever read the log is gone, or is there and does not read.
+#[tokio::test]
+async fn a_log_that_cannot_be_written_holds_up_nothing() {
+    for is_gone in [true, false] {
+        let mut served = Served::start(&["--shutdown-linger", "0", "--log-level", "debug"]);
+        let line = served.line_with("listening for HTTP on ");
+        let address = line.split("HTTP on ").nth(1).unwrap();
+        let address = address.split('"').next().unwrap().parse().unwrap();
+        served.line_with("loaded ");
+        if is_gone {
+            served.lines = None;
+        }
+        let value = "v".repeat(50_000);
+        let call = format!(
+            r#"{{"domain": "{value}", "descriptors": [{{"entries": [{{"key": "k", "value": "{value}"}}]}}]}}"#
+        );
+        for _ in 0..20 {
+            assert_eq!(http(address, "POST", "/json", &call).await.0, 200);
+        }
+        served.signal(Signal::SIGTERM);
+        assert_eq!(served.child.wait().unwrap().code(), Some(0), "{is_gone}");
+    }
 }

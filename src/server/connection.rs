@@ -1,0 +1,154 @@
+//! Connections as they come in: accepted whatever happens to single ones, and not waited for if they say nothing.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use futures_util::stream::{self, Stream};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+use tonic::transport::server::{Connected, TcpConnectInfo};
+use tracing::warn;
+
+use super::told;
+
+/// How long to wait when no connection can be accepted.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// How long a client may take to say its first words.
+const OPENING_PATIENCE: Duration = Duration::from_secs(10);
+
+/// The connections to a port. When none can be taken, as when the process has no file descriptor left, it waits a moment
+/// and tries again.
+///
+/// A connection whose client has not sent the first `opening` bytes breaks after [`OPENING_PATIENCE`], or as soon as
+/// `closed` says that everything is to close: there is nothing on it that could be finished.
+pub(super) fn connections(
+    listener: TcpListener,
+    opening: usize,
+    closed: watch::Receiver<bool>,
+) -> impl Stream<Item = io::Result<Connection>> {
+    stream::unfold(listener, move |listener| {
+        let closed = closed.clone();
+        async move {
+            let stream = accept(&listener).await;
+            // Without it answers are only late.
+            let _ = stream.set_nodelay(true);
+            let patience = Box::pin(async move {
+                let _ = timeout(OPENING_PATIENCE, told(closed)).await;
+            });
+            let connection = Connection {
+                stream,
+                opening: Some(Opening {
+                    missing: opening,
+                    patience,
+                }),
+            };
+            Some((Ok(connection), listener))
+        }
+    })
+}
+
+async fn accept(listener: &TcpListener) -> TcpStream {
+    let mut is_failing = false;
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => return stream,
+            Err(error) if is_of_one_connection(&error) => {}
+            Err(error) => {
+                if !is_failing {
+                    warn!(%error, "cannot accept connections, trying again: {error}");
+                }
+                is_failing = true;
+                sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+/// Whether the client went away before it was accepted.
+fn is_of_one_connection(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset | io::ErrorKind::ConnectionRefused
+    )
+}
+
+/// A TCP connection that breaks if its client does not begin.
+pub(super) struct Connection {
+    stream: TcpStream,
+    /// `None` once the client has begun.
+    opening: Option<Opening>,
+}
+
+/// What a connection waits for at first.
+struct Opening {
+    /// How many bytes.
+    missing: usize,
+    /// Ends when the wait is over.
+    patience: Pin<Box<dyn Future<Output = ()> + Send>>,
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let filled = buffer.filled().len();
+        let read = Pin::new(&mut self.stream).poll_read(context, buffer);
+        let Some(opening) = &mut self.opening else {
+            return read;
+        };
+        if read.is_ready() {
+            opening.missing = opening.missing.saturating_sub(buffer.filled().len() - filled);
+            if opening.missing == 0 {
+                self.opening = None;
+            }
+            return read;
+        }
+        ready!(opening.patience.as_mut().poll(context));
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(context, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}
+
+impl Connected for Connection {
+    type ConnectInfo = TcpConnectInfo;
+
+    fn connect_info(&self) -> TcpConnectInfo {
+        self.stream.connect_info()
+    }
+}
