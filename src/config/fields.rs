@@ -1,5 +1,8 @@
 //! One mapping of a rule file: which keys it may have, and their values by type.
 
+use indexmap::IndexMap;
+use indexmap::map::Entry;
+
 use super::diagnostic::{Diagnostics, Place, nearest};
 use super::yaml::{Content, Document, Meaning, NodeRef, Position, Scalar};
 
@@ -127,6 +130,10 @@ const SCHEMAS: [&Schema; 10] = [
     &TRUSTED,
 ];
 
+/// The keys whose mappings are joined when they are written twice, as by envoyproxy/ratelimit's library: what a later one
+/// does not say stays as the earlier one has it.
+const JOINED: [&str; 2] = ["rate_limit", "metadata"];
+
 /// What reading a file needs at hand.
 pub(super) struct Reading<'r> {
     pub(super) document: &'r Document,
@@ -137,16 +144,17 @@ pub(super) struct Reading<'r> {
 pub(super) struct Fields {
     /// Where the mapping starts.
     pub(super) position: Position,
-    fields: Vec<Field>,
+    fields: IndexMap<String, Field>,
     /// A key was refused.
     has_refused_keys: bool,
 }
 
 #[derive(Debug, Clone)]
 struct Field {
-    key: String,
     position: Position,
     value: NodeRef,
+    /// What stood there before, if that still counts: see [`JOINED`].
+    earlier: Vec<NodeRef>,
     /// It came with a merge key.
     merged: bool,
 }
@@ -161,7 +169,7 @@ pub(super) struct At<T> {
 
 impl Fields {
     fn get(&self, key: &str) -> Option<&Field> {
-        self.fields.iter().find(|field| field.key == key)
+        self.fields.get(key)
     }
 
     /// Where `key` stands; where the mapping starts if it does not.
@@ -185,16 +193,30 @@ impl Fields {
 impl<'r> Reading<'r> {
     /// The mapping at `node`, its keys checked against `schema`. `None` if it is no mapping.
     pub(super) fn mapping(&mut self, place: &Place<'_>, node: NodeRef, schema: &Schema) -> Option<Fields> {
-        let position = self.document.node(node).position;
-        let Content::Mapping(_) = self.document.node(node).content else {
-            let fault = format!("{} must be a mapping, not {}", schema.what, self.shown(node));
-            let advice = format!("write keys and values; its keys are {}", schema.list());
-            self.diagnostics.error(place, position, fault, advice);
-            return None;
-        };
+        self.joined_mapping(place, &[node], schema)
+    }
+
+    /// The mappings at `nodes` as one, a later one before the earlier, the keys checked against `schema`. `None` if one of
+    /// them is no mapping, or there is none.
+    pub(super) fn joined_mapping(
+        &mut self,
+        place: &Place<'_>,
+        nodes: &[NodeRef],
+        schema: &Schema,
+    ) -> Option<Fields> {
+        let mut fields = IndexMap::new();
+        for node in nodes {
+            let position = self.document.node(*node).position;
+            if !self.is_mapping(*node) {
+                let fault = format!("{} must be a mapping, not {}", schema.what, self.shown(*node));
+                let advice = format!("write keys and values; its keys are {}", schema.list());
+                self.diagnostics.error(place, position, fault, advice);
+                return None;
+            }
+            fields.extend(self.flattened(place, *node));
+        }
         let mut has_refused_keys = false;
-        let mut fields = self.flattened(place, node);
-        fields.retain(|field| match self.is_legal_here(place, field, schema) {
+        fields.retain(|key, field| match self.is_legal_here(place, key, field, schema) {
             Legality::Legal => true,
             Legality::WithoutEffect => false,
             Legality::Refused => {
@@ -203,7 +225,7 @@ impl<'r> Reading<'r> {
             }
         });
         Some(Fields {
-            position,
+            position: self.document.node(*nodes.last()?).position,
             fields,
             has_refused_keys,
         })
@@ -213,42 +235,32 @@ impl<'r> Reading<'r> {
     ///
     /// As in envoyproxy/ratelimit's library, what comes later wins, be it written or merged. YAML says that written keys
     /// always win; where that makes a difference there is a warning.
-    fn flattened(&mut self, place: &Place<'_>, node: NodeRef) -> Vec<Field> {
+    fn flattened(&mut self, place: &Place<'_>, node: NodeRef) -> IndexMap<String, Field> {
         let document = self.document;
+        let mut fields = IndexMap::new();
         let Content::Mapping(pairs) = &document.node(node).content else {
             let advice = "write a mapping or a list of mappings, usually as aliases";
             let position = document.node(node).position;
             self.diagnostics
                 .error(place, position, "<< must be followed by a mapping", advice);
-            return Vec::new();
+            return fields;
         };
-        let mut fields: Vec<Field> = Vec::new();
         for (key, value) in pairs {
             match self.key(place, *key) {
                 Some(Key::Merge) => {
-                    for field in self.merged(place, *value) {
-                        self.put(
-                            place,
-                            &mut fields,
-                            Field {
-                                merged: true,
-                                ..field
-                            },
-                        );
+                    for (key, mut field) in self.merged(place, *value) {
+                        field.merged = true;
+                        self.put(place, &mut fields, key, field);
                     }
                 }
                 Some(Key::Text(text)) => {
-                    let position = document.node(*key).position;
-                    self.put(
-                        place,
-                        &mut fields,
-                        Field {
-                            key: text,
-                            position,
-                            value: *value,
-                            merged: false,
-                        },
-                    );
+                    let field = Field {
+                        position: document.node(*key).position,
+                        value: *value,
+                        earlier: Vec::new(),
+                        merged: false,
+                    };
+                    self.put(place, &mut fields, text, field);
                 }
                 None => {}
             }
@@ -257,39 +269,52 @@ impl<'r> Reading<'r> {
     }
 
     /// What a merge key adds: of a list, the first mapping that has a key decides.
-    fn merged(&mut self, place: &Place<'_>, value: NodeRef) -> Vec<Field> {
+    fn merged(&mut self, place: &Place<'_>, value: NodeRef) -> Vec<(String, Field)> {
         match &self.document.node(value).content {
             Content::Sequence(items) => items
                 .iter()
                 .rev()
                 .flat_map(|item| self.flattened(place, *item))
                 .collect(),
-            _ => self.flattened(place, value),
+            _ => self.flattened(place, value).into_iter().collect(),
         }
     }
 
-    fn put(&mut self, place: &Place<'_>, fields: &mut Vec<Field>, field: Field) {
-        let Some(there) = fields.iter_mut().find(|there| there.key == field.key) else {
-            fields.push(field);
-            return;
+    fn put(
+        &mut self,
+        place: &Place<'_>,
+        fields: &mut IndexMap<String, Field>,
+        key: String,
+        mut field: Field,
+    ) {
+        let joins = JOINED.contains(&key.as_str());
+        let mut entry = match fields.entry(key) {
+            Entry::Vacant(entry) => {
+                entry.insert(field);
+                return;
+            }
+            Entry::Occupied(entry) => entry,
         };
+        let (key, there) = (entry.key(), entry.get());
         if !there.merged {
-            let (fault, advice) = if field.merged {
-                (
-                    format!(
-                        "{} comes before << and is overwritten by what << brings",
-                        field.key
-                    ),
-                    "write << first if the value here is the one you want".to_owned(),
-                )
-            } else {
-                (
-                    format!(
-                        "{} is written twice, first at line {}",
-                        field.key, there.position.line
-                    ),
-                    "the last one counts; take out the other".to_owned(),
-                )
+            let line = there.position.line;
+            let (fault, advice) = match (field.merged, joins) {
+                (true, false) => (
+                    format!("{key} comes before << and is overwritten by what << brings"),
+                    "write << first if the value here is the one you want",
+                ),
+                (true, true) => (
+                    format!("{key} comes before << and is overwritten where << brings the same keys"),
+                    "write << first if the values here are the ones you want",
+                ),
+                (false, false) => (
+                    format!("{key} is written twice, first at line {line}"),
+                    "the last one counts; take out the other",
+                ),
+                (false, true) => (
+                    format!("{key} is written twice, first at line {line}"),
+                    "the last one counts, and of the first what the last does not say; write one",
+                ),
             };
             let position = if field.merged {
                 there.position
@@ -298,7 +323,13 @@ impl<'r> Reading<'r> {
             };
             self.diagnostics.warning(place, position, fault, advice);
         }
-        *there = field;
+        if joins && !self.is_null(field.value) {
+            let mut earlier = there.earlier.clone();
+            earlier.push(there.value);
+            earlier.append(&mut field.earlier);
+            field.earlier = earlier;
+        }
+        entry.insert(field);
     }
 
     fn key(&mut self, place: &Place<'_>, node: NodeRef) -> Option<Key> {
@@ -322,8 +353,7 @@ impl<'r> Reading<'r> {
     }
 
     /// Whether the key has a meaning in a mapping of this kind; if not, says so.
-    fn is_legal_here(&mut self, place: &Place<'_>, field: &Field, schema: &Schema) -> Legality {
-        let key = field.key.as_str();
+    fn is_legal_here(&mut self, place: &Place<'_>, key: &str, field: &Field, schema: &Schema) -> Legality {
         if schema.legal_keys().any(|legal| legal == key) {
             return Legality::Legal;
         }
@@ -378,13 +408,11 @@ impl<'r> Reading<'r> {
                 }
             }
             Content::Mapping(_) => {
-                for field in self.flattened(place, node) {
-                    let known = SCHEMAS
-                        .iter()
-                        .any(|schema| schema.keys.contains(&field.key.as_str()));
+                for (key, field) in self.flattened(place, node) {
+                    let known = SCHEMAS.iter().any(|schema| schema.keys.contains(&key.as_str()));
                     if !known {
-                        self.report_unknown(place, field.position, &field.key, &DESCRIPTOR);
-                    } else if field.key != "metadata" {
+                        self.report_unknown(place, field.position, &key, &DESCRIPTOR);
+                    } else if key != "metadata" {
                         self.check_ignored(place, field.value);
                     }
                 }
@@ -593,14 +621,35 @@ impl<'r> Reading<'r> {
     /// The value of `key`; `None` if the key is absent or has no value.
     pub(super) fn value(&self, fields: &Fields, key: &str) -> Option<NodeRef> {
         let value = fields.get(key)?.value;
-        let is_null = matches!(
-            &self.document.node(value).content,
+        (!self.is_null(value)).then_some(value)
+    }
+
+    /// The values of a key whose mappings are joined, the one that counts most last. None if the key is absent or has no
+    /// value.
+    pub(super) fn joined_values(&self, fields: &Fields, key: &str) -> Vec<NodeRef> {
+        let Some(value) = self.value(fields, key) else {
+            return Vec::new();
+        };
+        let mut values = fields
+            .get(key)
+            .map(|field| field.earlier.clone())
+            .unwrap_or_default();
+        values.push(value);
+        // What stands before one without a value is gone.
+        match values.iter().rposition(|value| self.is_null(*value)) {
+            Some(null) => values.split_off(null + 1),
+            None => values,
+        }
+    }
+
+    fn is_null(&self, node: NodeRef) -> bool {
+        matches!(
+            &self.document.node(node).content,
             Content::Scalar(Scalar {
                 meaning: Meaning::Null,
                 ..
             })
-        );
-        (!is_null).then_some(value)
+        )
     }
 
     /// The entries of a free-form mapping, keys as written.

@@ -13,11 +13,17 @@ use super::diagnostic::{Diagnostics, Place, nearest};
 use super::fields::{At, DESCRIPTOR, Fields, ROOT, Reading};
 use super::limit::{LimitReader, WrittenLimit};
 use super::source::SourceFile;
-use super::yaml::{Content, Document, Meaning, NodeRef, Position};
+use super::yaml::{Content, Document, Meaning, Node, NodeRef, Position};
 use crate::algorithm::Kind;
 use crate::matcher::{Domain, Matcher, NodeId};
 use crate::rate_limit::{Algorithm, Charge, RateLimit, WindowStart};
 use crate::rule::{Level, LevelValue, Limit, Metadata, Rule};
+
+/// How many levels metadata may have. Clients decode 100 levels of a message, and one of metadata takes three.
+const MOST_METADATA_LEVELS: usize = 30;
+
+/// Up to which length, in bytes, keys are compared with each other's beginnings.
+const LONGEST_COMPARED: usize = 1_000;
 
 /// Compiled rules, and what was odd about their files.
 #[derive(Debug)]
@@ -504,8 +510,8 @@ impl FileLoader<'_> {
         charge: Option<Charge>,
     ) -> Option<(Limit, Box<[Box<str>]>)> {
         if !fields.has("rate_limits") {
-            let node = self.reading.value(fields, "rate_limit")?;
-            let written = self.written_limit(node, &branch.path, charge)?;
+            let nodes = self.reading.joined_values(fields, "rate_limit");
+            let written = self.written_limit(&nodes, &branch.path, charge)?;
             let limit = match written.limit {
                 Some(limit) => Limit::All(Box::new([limit])),
                 None => Limit::Unlimited,
@@ -534,7 +540,7 @@ impl FileLoader<'_> {
         let mut limits: Vec<RateLimit> = Vec::new();
         let mut replaces = Vec::new();
         for node in nodes {
-            let Some(written) = self.written_limit(node, &branch.path, charge) else {
+            let Some(written) = self.written_limit(&[node], &branch.path, charge) else {
                 continue;
             };
             replaces.extend(written.replaces);
@@ -556,7 +562,12 @@ impl FileLoader<'_> {
         (!limits.is_empty()).then(|| (Limit::All(limits.into()), replaces.into()))
     }
 
-    fn written_limit(&mut self, node: NodeRef, path: &str, charge: Option<Charge>) -> Option<WrittenLimit> {
+    fn written_limit(
+        &mut self,
+        nodes: &[NodeRef],
+        path: &str,
+        charge: Option<Charge>,
+    ) -> Option<WrittenLimit> {
         let path = format!("{path}.rate_limit");
         let place = Place {
             file: self.file,
@@ -567,8 +578,8 @@ impl FileLoader<'_> {
             place,
             charge,
         }
-        .read(node)?;
-        let position = self.reading.document.node(node).position;
+        .read(nodes)?;
+        let position = self.reading.document.node(*nodes.last()?).position;
         for name in &written.replaces {
             let origin = Origin {
                 file: Arc::clone(self.file),
@@ -585,18 +596,25 @@ impl FileLoader<'_> {
             file: self.file,
             path: &path,
         };
-        let node = self.reading.value(fields, "metadata")?;
-        match self.json(&place, node) {
-            Value::Object(metadata) => Some(metadata),
-            _ => {
-                let position = self.reading.document.node(node).position;
+        let mut metadata = Metadata::new();
+        for node in self.reading.joined_values(fields, "metadata") {
+            let Node { position, height, .. } = *self.reading.document.node(node);
+            if !self.reading.is_mapping(node) {
                 let fault = format!("metadata must be a mapping, not {}", self.reading.shown(node));
                 self.reading
                     .diagnostics
                     .error(&place, position, fault, "write keys and values");
-                None
+                return None;
             }
+            if height > MOST_METADATA_LEVELS {
+                let fault = format!("metadata has more than {MOST_METADATA_LEVELS} levels");
+                let advice = "flatten it: clients would not decode it";
+                self.reading.diagnostics.error(&place, position, fault, advice);
+                return None;
+            }
+            metadata.extend(self.json_entries(&place, node));
         }
+        (!metadata.is_empty() || self.reading.value(fields, "metadata").is_some()).then_some(metadata)
     }
 
     fn json(&mut self, place: &Place<'_>, node: NodeRef) -> Value {
@@ -621,20 +639,22 @@ impl FileLoader<'_> {
                 Meaning::Text | Meaning::Merge => scalar.text.clone().into(),
             },
             Content::Sequence(items) => items.iter().map(|item| self.json(place, *item)).collect(),
-            Content::Mapping(_) => {
-                let entries = self.reading.free_form(place, node);
-                let json = entries
-                    .into_iter()
-                    .map(|(key, value)| (key, self.json(place, value)))
-                    .collect();
-                Value::Object(json)
-            }
+            Content::Mapping(_) => Value::Object(self.json_entries(place, node)),
         }
+    }
+
+    fn json_entries(&mut self, place: &Place<'_>, mapping: NodeRef) -> Metadata {
+        let entries = self.reading.free_form(place, mapping);
+        entries
+            .into_iter()
+            .map(|(key, value)| (key, self.json(place, value)))
+            .collect()
     }
 
     /// Warns of keys whose rules envoyproxy/ratelimit, which joins key and value with `_`, applies to more than we do.
     fn warn_of_joined_keys(&mut self, place: &Place<'_>, keys: &[At<String>]) {
-        let known: HashSet<&str> = keys.iter().map(|key| key.value.as_str()).collect();
+        let keys = keys.iter().filter(|key| key.value.len() <= LONGEST_COMPARED);
+        let known: HashSet<&str> = keys.clone().map(|key| key.value.as_str()).collect();
         let mut warned = HashSet::new();
         for key in keys {
             if !warned.insert(key.value.as_str()) {

@@ -38,9 +38,9 @@ pub(super) struct LimitReader<'l, 'r> {
 }
 
 impl LimitReader<'_, '_> {
-    /// Reads the mapping at `node`. `None` if there is an error.
-    pub(super) fn read(mut self, node: NodeRef) -> Option<WrittenLimit> {
-        let fields = self.reading.mapping(&self.place, node, &RATE_LIMIT)?;
+    /// Reads the mappings at `nodes` as one. `None` if there is an error.
+    pub(super) fn read(mut self, nodes: &[NodeRef]) -> Option<WrittenLimit> {
+        let fields = self.reading.joined_mapping(&self.place, nodes, &RATE_LIMIT)?;
         let name = self.text(&fields, "name");
         let replaces = self.replaces(&fields, name.as_ref().map(|name| name.value.as_str()));
         let unlimited = self.reading.bool(&self.place, &fields, "unlimited");

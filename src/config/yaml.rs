@@ -5,6 +5,7 @@
 //! copies, and what they come to is bounded in size and depth, so a small file cannot grow into a large tree: who walks it
 //! may recurse and need not count.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
 use saphyr_parser::{Event, Parser, ScalarStyle, Span, StrInput, Tag};
@@ -57,7 +58,7 @@ pub(crate) struct Node {
     /// How many nodes; saturates. Known once the node is closed.
     size: usize,
     /// How many levels, its own included. Known once the node is closed.
-    height: usize,
+    pub(crate) height: usize,
 }
 
 #[derive(Debug)]
@@ -98,8 +99,15 @@ pub(crate) struct SyntaxError {
 impl Document {
     /// Reads the first document of `source`.
     pub(crate) fn parse(source: &str) -> Result<Document, SyntaxError> {
-        let source = source.strip_prefix('\u{feff}').unwrap_or(source);
-        Reader::new(source).read()
+        let mut source = Cow::Borrowed(source.strip_prefix('\u{feff}').unwrap_or(source));
+        loop {
+            let error = match Reader::new(&source).read() {
+                Ok(document) => return Ok(document),
+                Err(error) => error,
+            };
+            let spaced = without_tab_after_colon(&source, error.position).ok_or(error)?;
+            source = spaced.into();
+        }
     }
 
     /// `None` for an empty file.
@@ -129,6 +137,31 @@ impl Document {
     pub(crate) fn node(&self, node: NodeRef) -> &Node {
         &self.nodes[node.0]
     }
+}
+
+/// The source with spaces for the tabs between a colon and `position`, if there are any. YAML allows them; the parser stops
+/// there.
+fn without_tab_after_colon(source: &str, position: Position) -> Option<String> {
+    let line_start: usize = source
+        .split_inclusive('\n')
+        .take(position.line - 1)
+        .map(str::len)
+        .sum();
+    let line = &source[line_start..];
+    let column = line
+        .char_indices()
+        .nth(position.column - 1)
+        .map_or(line.len(), |(i, _)| i);
+    let before = &line[..column];
+    let blanks = before.len() - before.trim_end_matches([' ', '\t']).len();
+    let (value, blanks) = before.split_at(before.len() - blanks);
+    if !value.ends_with(':') || !blanks.contains('\t') {
+        return None;
+    }
+    let start = line_start + value.len();
+    let mut spaced = source.to_owned();
+    spaced.replace_range(start..start + blanks.len(), &" ".repeat(blanks.len()));
+    Some(spaced)
 }
 
 // === impl Reader ===
@@ -187,6 +220,15 @@ impl<'s> Reader<'s> {
     fn on(&mut self, event: Event<'s>, span: Span) -> Result<(), SyntaxError> {
         match event {
             Event::Scalar(text, style, anchor, tag) => {
+                if tag
+                    .as_ref()
+                    .is_some_and(|tag| tag.is_yaml_core_schema() && tag.suffix == "binary")
+                {
+                    return Err(SyntaxError {
+                        position: Position::of(span.start),
+                        message: "!!binary is not read; write the text itself, with \\x escapes in double quotes if need be".into(),
+                    });
+                }
                 let meaning = Meaning::of(&text, style, tag.as_deref());
                 let scalar = Scalar {
                     text: text.into_owned(),
@@ -341,7 +383,9 @@ impl Meaning {
             return i64::try_from(int).map_or(Meaning::Float(int as f64), Meaning::Int);
         }
         if is_float(&digits) {
-            return digits.parse().map_or(Meaning::Text, Meaning::Float);
+            // What no float can hold is text, as with a hash that looks like 7e123456.
+            let float = digits.parse().ok().filter(|float: &f64| float.is_finite());
+            return float.map_or(Meaning::Text, Meaning::Float);
         }
         Meaning::Text
     }
@@ -446,6 +490,8 @@ mod tests {
             ".",
             "0x-1",
             "--1",
+            "1e999",
+            "7e123456",
         ] {
             // A lone dash starts a sequence.
             if text != "-" {
@@ -453,6 +499,29 @@ mod tests {
             }
         }
         test("!!int \"5\"", Meaning::Int(5));
+    }
+
+    #[test]
+    fn a_tab_may_separate_a_key_from_its_value() {
+        #[track_caller]
+        fn test(source: &str, expected: &str) {
+            let document = Document::parse(source).expect("it is YAML");
+            let Content::Mapping(pairs) = &document.node(document.root().unwrap()).content else {
+                panic!("{source} is no mapping");
+            };
+            let texts: Vec<&str> = pairs
+                .iter()
+                .flat_map(|(key, value)| [key, value])
+                .map(|node| match &document.node(*node).content {
+                    Content::Scalar(scalar) => scalar.text.as_str(),
+                    _ => "?",
+                })
+                .collect();
+            assert_eq!(texts.join(" "), expected, "{source}");
+        }
+        test("domain:\td\nkey: \t k", "domain d key k");
+        test("{a:\tb, c: \"x:\ty\"}", "a b c x:\ty");
+        test("k: |\n  a:\tb\nc:\td", "k a:\tb\n c d");
     }
 
     #[test]

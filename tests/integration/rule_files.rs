@@ -310,6 +310,89 @@ descriptors:
     );
 }
 
+/// Compared with envoyproxy/ratelimit's loader: what stands in the way of an earlier `rate_limit` is added to it.
+#[test]
+fn limits_that_meet_are_joined_as_in_the_reference() {
+    let rules = "
+domain: d
+descriptors:
+  - &a {key: a, rate_limit: {unit: minute, requests_per_unit: 100, name: foo}}
+  - {<<: *a, key: b, rate_limit: {unit: hour}}
+  - {<<: *a, key: c, rate_limit: {requests_per_unit: 5}}
+  - {<<: *a, key: d, rate_limit: {requests_per_unit: 7, unit: day}}
+  - {<<: *a, key: e, rate_limit: ~}
+  - {key: f, rate_limit: {unit: hour, requests_per_unit: 9}, rate_limit: {requests_per_unit: 3}}
+";
+    let loaded = file::load(&[source("r.yaml", rules)], false).unwrap();
+    let limits: Vec<String> = loaded
+        .matcher
+        .domains()
+        .flat_map(|domain| domain.rules())
+        .map(|rule| format!("{} {} {}", rule.path, rule.limit, rule.limits()[0].name))
+        .collect();
+    assert_eq!(
+        limits,
+        [
+            "d.a 100 per MINUTE foo",
+            "d.b 100 per HOUR foo",
+            "d.c 5 per MINUTE foo",
+            "d.d 7 per DAY foo",
+            "d.f 3 per HOUR ",
+        ]
+    );
+    let said: Vec<String> = loaded.diagnostics.warnings().map(ToString::to_string).collect();
+    assert_eq!(
+        said,
+        [
+            "r.yaml:9:62: warning: d: rate_limit is written twice, first at line 9; the last one counts, and of the first \
+          what the last does not say; write one"
+        ]
+    );
+    test(
+        "domain: d
+descriptors:
+  - {key: a, rate_limit: &std {unit: minute, requests_per_unit: 100}}
+  - {key: b, rate_limit: *std, rate_limit: {unlimited: true}}
+",
+        "
+r.yaml:3:32: d.b.rate_limit: an unlimited limit has no unit; take out unit, or unlimited
+r.yaml:4:32: warning: d: rate_limit is written twice, first at line 4; the last one counts, and of the first what the last does not say; write one
+",
+    );
+}
+
+#[test]
+fn metadata_that_meets_is_joined_at_its_top() {
+    let rules = "
+domain: d
+descriptors:
+  - {key: a, rate_limit: {unlimited: true}, metadata: {x: 1, z: {q: 1}}, metadata: {y: 2, z: {r: 2}}}
+";
+    let loaded = file::load(&[source("r.yaml", rules)], false).unwrap();
+    let domain = loaded.matcher.domains().next().unwrap();
+    let metadata = domain.rules().next().unwrap().metadata.clone().unwrap();
+    assert_eq!(
+        serde_json::Value::Object(metadata),
+        serde_json::json!({"x": 1, "y": 2, "z": {"r": 2}})
+    );
+}
+
+#[test]
+fn metadata_that_clients_could_not_decode_is_refused() {
+    let nested = |levels: usize| {
+        format!(
+            "domain: d\ndescriptors:\n  - {{key: a, rate_limit: {{unlimited: true}}, metadata: {}1{}}}\n",
+            "{a: ".repeat(levels),
+            "}".repeat(levels)
+        )
+    };
+    assert_eq!(said_of(&[("r.yaml", &nested(29))]), "");
+    assert_eq!(
+        said_of(&[("r.yaml", &nested(30))]),
+        "r.yaml:3:55: d.a.metadata: metadata has more than 30 levels; flatten it: clients would not decode it"
+    );
+}
+
 #[test]
 fn a_small_file_cannot_grow_without_bound() {
     let mut yaml =
