@@ -72,9 +72,6 @@ impl Default for LimiterConfig {
     }
 }
 
-/// How many descriptors a request may have.
-const MOST_DESCRIPTORS: usize = 10_000;
-
 /// Why there is no decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum DecideError {
@@ -84,9 +81,6 @@ pub enum DecideError {
     /// The request has nothing to decide on.
     #[error("rate limit descriptor list must not be empty")]
     NoDescriptors,
-    /// The request has more descriptors than any honest one.
-    #[error("rate limit descriptor list must not have more than {MOST_DESCRIPTORS} descriptors")]
-    TooManyDescriptors,
     /// No rules were ever loaded.
     #[error("no rate limit configuration loaded")]
     NoConfiguration,
@@ -142,9 +136,6 @@ impl Limiter {
         }
         if request.descriptors.is_empty() {
             return Err(DecideError::NoDescriptors);
-        }
-        if request.descriptors.len() > MOST_DESCRIPTORS {
-            return Err(DecideError::TooManyDescriptors);
         }
         let domain = matcher
             .ok_or(DecideError::NoConfiguration)?

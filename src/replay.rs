@@ -95,8 +95,8 @@ struct Line<'a> {
 impl Line<'_> {
     fn since_epoch(&self) -> Option<Duration> {
         let seconds = Duration::try_from_secs_f64(self.time.get().parse().ok()?).ok()?;
-        // Later than the year 5000: these are milliseconds.
-        (seconds.as_secs() < 100_000_000_000).then_some(seconds)
+        // Later than the clock goes, in the year 2554: these are milliseconds.
+        (seconds.as_secs() < u64::MAX / 1_000_000_000).then_some(seconds)
     }
 }
 
@@ -136,6 +136,7 @@ impl<W: Write> Replay<W> {
 
     /// Answers one line; `Ok(Err(_))` says why it could not be read.
     fn answer_line(&mut self, bytes: &[u8]) -> io::Result<Result<(), String>> {
+        let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
         if !bytes.trim_ascii_start().starts_with(b"{") {
             return Ok(Err("it is no JSON object with time and request".to_owned()));
         }

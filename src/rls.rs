@@ -3,6 +3,7 @@
 pub mod convert;
 pub mod deadline;
 pub mod json;
+pub mod size;
 mod unknown_domains;
 
 use std::sync::Arc;
@@ -121,7 +122,7 @@ impl RateLimitService for Rls {
 impl From<DecideError> for Status {
     fn from(error: DecideError) -> Self {
         match error {
-            DecideError::EmptyDomain | DecideError::NoDescriptors | DecideError::TooManyDescriptors => {
+            DecideError::EmptyDomain | DecideError::NoDescriptors => {
                 Status::invalid_argument(error.to_string())
             }
             DecideError::NoConfiguration => Status::unavailable(error.to_string()),

@@ -15,6 +15,9 @@ use crate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitRes
 use crate::rate_limit::{RateLimit, Unit, Window};
 use crate::rule::Metadata;
 
+/// The most seconds of a `google.protobuf.Duration`, about 10,000 years.
+const LONGEST_DURATION: i64 = 315_576_000_000;
+
 /// What `message` asks. Cannot fail: what a descriptor gets wrong is its own affair, see [`Descriptor::limit`].
 pub fn request(message: &RateLimitRequest) -> Request<'_> {
     Request {
@@ -72,7 +75,7 @@ fn status(status: &DescriptorStatus<'_>) -> response::DescriptorStatus {
         current_limit: status.current_limit.as_ref().map(current_limit),
         limit_remaining: status.limit_remaining,
         duration_until_reset: status.seconds_until_reset.map(|seconds| prost_types::Duration {
-            seconds: i64::try_from(seconds).unwrap_or(i64::MAX),
+            seconds: i64::try_from(seconds).map_or(LONGEST_DURATION, |seconds| seconds.min(LONGEST_DURATION)),
             nanos: 0,
         }),
         quota: None,

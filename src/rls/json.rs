@@ -12,6 +12,7 @@ use prost::Message as _;
 use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor, SerializeOptions};
 use thiserror::Error;
 
+use super::size::{self, TooLarge};
 use crate::proto::OFFICIAL_DESCRIPTORS;
 use crate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 
@@ -26,10 +27,16 @@ fn official(message: &str) -> MessageDescriptor {
         .expect("the descriptor set has the messages of the service")
 }
 
-/// The text is no `RateLimitRequest` in proto3 JSON.
+/// The text is no request that could be answered.
 #[derive(Debug, Error)]
-#[error("not a RateLimitRequest in proto3 JSON: {0}")]
-pub struct InvalidJson(#[from] serde_json::Error);
+pub enum InvalidJson {
+    /// It is no `RateLimitRequest` in proto3 JSON.
+    #[error("not a RateLimitRequest in proto3 JSON: {0}")]
+    Malformed(#[from] serde_json::Error),
+    /// It has too many parts.
+    #[error(transparent)]
+    TooLarge(#[from] TooLarge),
+}
 
 /// Reads a request: fields in lowerCamel or as in the proto, unknown ones refused, 64-bit numbers as numbers or strings,
 /// enums by name or number.
@@ -38,6 +45,7 @@ pub fn request(json: &[u8]) -> Result<RateLimitRequest, InvalidJson> {
     let message = DynamicMessage::deserialize(REQUEST.clone(), &mut deserializer)?;
     deserializer.end()?;
     let wire = message.encode_to_vec();
+    size::check(&wire)?;
     Ok(RateLimitRequest::decode(wire.as_slice())
         .expect("the schemas differ only in strings, which are bytes"))
 }
@@ -57,7 +65,8 @@ pub fn recorded_request(json: &[u8]) -> Result<RateLimitRequest, InvalidJson> {
     Ok(request)
 }
 
-/// Writes a response: lowerCamel, default values left out, enums by name.
+/// Writes a response: lowerCamel, default values left out, enums by name. What could not be written does not get this far:
+/// durations are cut to what a `Duration` holds, and the loader bounds how deep metadata is nested.
 pub fn response(message: &RateLimitResponse) -> String {
     let mut official = DynamicMessage::new(RESPONSE.clone());
     official

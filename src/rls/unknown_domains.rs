@@ -5,6 +5,8 @@ use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use ahash::RandomState;
+
 use crate::clock::Timestamp;
 
 /// How long nothing more is said of a domain.
@@ -16,16 +18,18 @@ const MOST_REMEMBERED: usize = 64;
 /// Which unknown domains were spoken of, and when.
 #[derive(Debug, Default)]
 pub(super) struct UnknownDomains {
-    /// On the monotonic clock. Locked only for calls with an unknown domain.
-    warned: Mutex<HashMap<Box<[u8]>, Duration>>,
+    hasher: RandomState,
+    /// By the hash of the domain, on the monotonic clock. Locked only for calls with an unknown domain.
+    warned: Mutex<HashMap<u64, Duration>>,
 }
 
 impl UnknownDomains {
     /// Whether to speak of `domain` now.
     pub(super) fn is_news(&self, domain: &[u8], now: Timestamp) -> bool {
+        let domain = self.hasher.hash_one(domain);
         let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
         let is_recent = |at: &Duration| now.monotonic.saturating_sub(*at) < SILENCE;
-        if warned.get(domain).is_some_and(is_recent) {
+        if warned.get(&domain).is_some_and(is_recent) {
             return false;
         }
         if warned.len() >= MOST_REMEMBERED {
@@ -33,7 +37,7 @@ impl UnknownDomains {
         }
         let has_room = warned.len() < MOST_REMEMBERED;
         if has_room {
-            warned.insert(domain.into(), now.monotonic);
+            warned.insert(domain, now.monotonic);
         }
         has_room
     }

@@ -37,9 +37,10 @@ impl Rule {
             return (!any_shared || !asked.is_empty()).then_some(asked);
         }
         match &level.value {
-            LevelValue::Any => (level.value_to_metric && !asked.is_empty()).then_some(asked),
-            LevelValue::Wildcard(_) | LevelValue::Networks(_) if level.value_to_metric => Some(asked),
-            _ => Some(level.pattern.as_bytes()),
+            LevelValue::Exact(_) => Some(level.pattern.as_bytes()),
+            _ if level.value_to_metric => (!asked.is_empty()).then_some(asked),
+            LevelValue::Any => None,
+            LevelValue::Wildcard(_) | LevelValue::Networks(_) => Some(level.pattern.as_bytes()),
         }
     }
 }

@@ -5,6 +5,9 @@ use std::time::Duration;
 use prost::Message as _;
 use prost_types::field_descriptor_proto::Type;
 use prost_types::{DescriptorProto, FileDescriptorProto};
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
 use tokio_stream::StreamExt as _;
 use tollgate::limiter::{Limiter, LimiterConfig};
 use tollgate::proto::envoy::service::ratelimit::v3::rate_limit_service_server::RateLimitService as _;
@@ -160,8 +163,17 @@ async fn json_is_answered_with_the_status_of_the_decision() {
             "{bad}"
         );
     }
-    let too_large = " ".repeat(5 * 1024 * 1024);
+    let too_large = " ".repeat(256 * 1024 + 1);
     assert_eq!(http(server.http, "POST", "/json", &too_large).await.0, 400);
+    let descriptors = ["{}"; 1_001].join(",");
+    let too_many = format!(r#"{{"domain": "d", "descriptors": [{descriptors}]}}"#);
+    assert_eq!(http(server.http, "POST", "/json", &too_many).await.0, 400);
+    // A window of 20,000 years would end later than a Duration can say.
+    let limit = r#"{"domain": "d", "descriptors": [{"limit": {"unit": "YEAR", "unitMultiplier": 20000, "requestsPerUnit": 1}}]}"#;
+    let (status, body) = http(server.http, "POST", "/json", limit).await;
+    assert_eq!(status, 200);
+    let body: serde_json::Value = serde_json::from_str(&body).unwrap();
+    assert!(body["statuses"][0]["durationUntilReset"].is_string(), "{body}");
     assert_eq!(http(server.http, "GET", "/nothing", "").await.0, 404);
     assert_eq!(http(server.http, "HEAD", "/healthcheck", "").await.0, 200);
 }
@@ -200,12 +212,59 @@ async fn it_goes_on_serving_after_it_has_said_that_it_stops() {
 }
 
 #[tokio::test]
+async fn a_request_with_too_many_parts_is_invalid() {
+    let server = TestServer::start(RULES).await;
+    let mut client = server.client().await;
+    let mut most = request("d", &["k=v"; 1_000]);
+    client.should_rate_limit(most.clone()).await.unwrap();
+    most.descriptors.push(most.descriptors[0].clone());
+    let error = client.should_rate_limit(most).await.unwrap_err();
+    assert_eq!(error.code(), Code::InvalidArgument);
+    assert_eq!(
+        error.message(),
+        "a request may have 1000 descriptors, and these 10000 entries together"
+    );
+}
+
+/// The grace time of [`TestServer`] is longer than a test may take.
+#[tokio::test]
 async fn it_ends_with_idle_connections_open() {
     let server = lingering().await;
     let mut client = server.client().await;
     client.should_rate_limit(request("d", &["k=v"])).await.unwrap();
+    let mut health = HealthClient::new(server.channel().await);
+    let watched = HealthCheckRequest {
+        service: String::new(),
+    };
+    let mut watch = health.watch(watched).await.unwrap().into_inner();
+    let mut silent = Vec::new();
+    for (address, opening) in [
+        (server.grpc, ""),
+        (server.grpc, "PRI * HTTP/2.0\r\n"),
+        (server.http, ""),
+    ] {
+        let mut connection = TcpStream::connect(address).await.unwrap();
+        connection.write_all(opening.as_bytes()).await.unwrap();
+        silent.push(connection);
+    }
+    // An answer on a later connection shows that those before were accepted.
+    assert_eq!(http(server.http, "GET", "/healthcheck", "").await.0, 200);
+    server
+        .client()
+        .await
+        .should_rate_limit(request("d", &["k=v"]))
+        .await
+        .unwrap();
     server.ask_to_stop(Stop::Soon).await;
-    server.ended().await.unwrap();
+    timeout(Duration::from_secs(10), server.ended())
+        .await
+        .expect("nothing is waited for")
+        .unwrap();
+    assert!(
+        watch
+            .any(|status| status.is_ok_and(|status| status.status() == ServingStatus::NotServing))
+            .await
+    );
     assert!(client.should_rate_limit(request("d", &["k=v"])).await.is_err());
 }
 
