@@ -187,8 +187,9 @@ impl Statistics {
         if over_limit {
             let asked = before.saturating_add(hits);
             statistics.over_limit = hits;
-            // A ban refuses below the limit as well; then no part of the call would have passed.
-            if before < allowed && asked > allowed {
+            // Under a ban no part of the call would have passed.
+            let was_banned = outcome.ban.is_some_and(|ban| !ban.started);
+            if !was_banned && before < allowed && asked > allowed {
                 statistics.over_limit = asked - allowed;
                 statistics.near_limit = allowed.saturating_sub(near.max(before));
             }

@@ -13,7 +13,7 @@ use crate::algorithm::{self, Outcome, State, ban};
 use crate::clock::Timestamp;
 use crate::descriptor::Hits;
 use crate::key::{CounterKey, PlaceHasher};
-use crate::rate_limit::Charge;
+use crate::rate_limit::{BanDuration, Charge};
 
 /// Many more shards than cores: two threads seldom meet in one, and a sweep holds each only for a moment.
 const SHARDS: usize = 1024;
@@ -116,11 +116,16 @@ struct Counters<'s> {
 
 impl Counters<'_> {
     /// Charges `hits` on the limit of `hit`, on its burst if the limit refuses, and notes a refusal that counts towards a
-    /// ban.
+    /// ban. A ban with a length of its own leaves the counter alone: what came in meanwhile is not to bring on the next.
     fn hit(&mut self, hit: &Hit<'_>, hits: Hits) -> Outcome {
-        let mut outcome = self.count(hit, hits);
-        let Some(ban) = &hit.limit.ban else { return outcome };
+        let Some(ban) = &hit.limit.ban else {
+            return self.count(hit, hits);
+        };
         let running = ban::of(&self.get(hit.key.of_ban()), self.now);
+        let mut outcome = match (running, &ban.lasts, hits) {
+            (Some(_), BanDuration::For(_), Hits::Charge(_)) => self.count(hit, Hits::Charge(0)),
+            _ => self.count(hit, hits),
+        };
         outcome.over_limit |= running.is_some();
         outcome.ban = match hits {
             Hits::Charge(1..) if outcome.over_limit => self.update(hit.key.of_ban(), |state, now| {

@@ -403,6 +403,25 @@ fn a_ban_with_a_length_outlasts_the_window_and_says_how_long() {
 }
 
 #[test]
+fn hits_during_a_ban_with_a_length_do_not_bring_on_the_next() {
+    let limiter = TestLimiter::new(
+        "
+domain: d
+descriptors:
+  - {key: k, rate_limit: {unit: 10s, requests_per_unit: 1, window_start: first_hit, ban: {after: 0, for: 35s}}}
+",
+    );
+    let call = request("d", &["k=x"]);
+    assert_eq!([0; 2].map(|_| limiter.brief(&call)), ["OK: OK0", "OVER: OVER"]);
+    for second in 1..35 {
+        limiter.set_time(T + second);
+        assert_eq!(limiter.brief(&call), "OVER: OVER", "{second}");
+    }
+    limiter.set_time(T + 35);
+    assert_eq!([0; 2].map(|_| limiter.brief(&call)), ["OK: OK0", "OVER: OVER"]);
+}
+
+#[test]
 fn looks_do_not_count_towards_a_ban_and_shadow_mode_bans_nobody() {
     let limiter = TestLimiter::new(BANNED);
     let mut look = request("d", &["w=x"]);
