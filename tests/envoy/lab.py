@@ -1,4 +1,5 @@
 """A tollgate server, an upstream and a real Envoy between them, on free ports of the loopback address."""
+import contextlib
 import http.client
 import json
 import os
@@ -8,6 +9,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import textwrap
 import time
 
 from upstream import Upstream
@@ -50,6 +52,8 @@ class Tollgate:
                    "--host", "127.0.0.1", "--port", "0"]
         with open(self.log, "w") as log:
             self.process = subprocess.Popen(command, env=environment, stderr=log)
+
+    def wait_for_ports(self):
         self.grpc = self.port("gRPC")
         self.http = self.port("HTTP")
 
@@ -78,30 +82,58 @@ class Reply:
 
 
 class Lab:
+    """Use it in a `with`: nothing of it outlives that, whatever fails."""
+
     def __init__(self, binary, settings):
-        self.directory = pathlib.Path(tempfile.mkdtemp(prefix="lab-"))
-        self.tollgate = Tollgate(binary, HERE / "rules.yaml", self.directory, settings)
-        self.upstream = Upstream()
-        self.envoy = None
+        self.binary, self.settings = binary, settings
+        self.stack = contextlib.ExitStack()
 
     def __enter__(self):
+        try:
+            self.start()
+        except BaseException:
+            self.stack.close()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        self.stack.close()
+
+    def start(self):
+        directory = self.stack.enter_context(tempfile.TemporaryDirectory(prefix="lab-"))
+        self.directory = pathlib.Path(directory)
+        self.tollgate = Tollgate(self.binary, HERE / "rules.yaml", self.directory, self.settings)
+        self.stack.callback(self.tollgate.stop)
+        self.tollgate.wait_for_ports()
+        self.upstream = Upstream()
+        self.stack.callback(self.upstream.server_close)
+        self.stack.callback(self.upstream.shutdown)
         *ports, self.admin_port = free_ports(len(LISTENERS) + 1)
         self.ports = dict(zip(LISTENERS, ports))
+        ban_403 = (HERE.parents[1] / "deploy/envoy/ban-403.yaml").read_text()
         values = {
             "ADDR": "127.0.0.1", "P_RLS": self.tollgate.grpc, "P_UP": self.upstream.server_address[1],
             "P_ADMIN": self.admin_port, "LOG": self.directory / "access.log", "FORMATTER": "false",
-            "CUSTOM_STATUS": "TooManyRequests",
+            "CUSTOM_STATUS": "TooManyRequests", "BAN_403": textwrap.indent(ban_403, " " * 16),
             **{f"P_{name.upper()}": port for name, port in self.ports.items()},
         }
-        config = re.sub("@([A-Z_]+)@", lambda m: str(values[m[1]]), (HERE / "envoy.yaml.in").read_text())
+        config = re.sub("@([A-Z_0-9]+)@", lambda m: str(values[m[1]]), (HERE / "envoy.yaml.in").read_text())
         (self.directory / "envoy.yaml").write_text(config)
         self.envoy = subprocess.Popen([
             "envoy", "-c", self.directory / "envoy.yaml", "--concurrency", "1", "--use-dynamic-base-id",
             "--log-level", "warning", "--log-path", self.directory / "envoy.log",
             "--file-flush-interval-msec", "50", "--drain-time-s", "1", "--parent-shutdown-time-s", "2",
         ])
+        self.stack.callback(self.stop_envoy)
         wait_for(self.envoy_is_ready, "Envoy")
-        return self
+
+    def stop_envoy(self):
+        self.envoy.terminate()
+        try:
+            self.envoy.wait(20)
+        except subprocess.TimeoutExpired:
+            self.envoy.kill()
+            self.envoy.wait()
 
     def envoy_is_ready(self):
         if self.envoy.poll() is not None:
@@ -110,14 +142,6 @@ class Lab:
             return self.admin("/ready").strip() == "LIVE"
         except OSError:
             return False
-
-    def __exit__(self, *_):
-        if self.envoy:
-            self.envoy.terminate()
-            self.envoy.wait(20)
-        self.tollgate.stop()
-        self.upstream.shutdown()
-        self.upstream.server_close()
 
     def admin(self, path):
         connection = http.client.HTTPConnection("127.0.0.1", self.admin_port, timeout=5)

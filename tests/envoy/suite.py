@@ -182,6 +182,29 @@ def cost_reported_after_the_response_counts(lab):
 
 
 @check
+def a_bucket_goes_into_debt_for_cost_reported_after_the_response(lab):
+    equal(lab.get("/debt").header("x-ratelimit-remaining"), "100")
+    equal(lab.get("/debt", headers={"x-cost": "350"}).status, 200)
+    refused = wait_for(lambda: (reply := lab.get("/debt")).status == 429 and reply, "the debt")
+    # 250 hits are owed and 100 come back in a day.
+    days = int(refused.header("x-ratelimit-reset")) / 86400
+    assert 2.5 <= days <= 3.6, days
+
+
+@check
+def a_banned_client_gets_403_until_the_ban_ends(lab):
+    started = time.monotonic()
+    equal([lab.get("/ban").status for _ in range(4)], [200, 429, 403, 403])
+    reply = lab.get("/ban", headers={"x-lab-id": "banned"})
+    equal((reply.status, reply.body), (403, "banned\n"))
+    remaining = lab.access_log("banned")["rl_meta"]["tollgate"]["ban_remaining_ms"]
+    assert 0 < remaining <= 4000, remaining
+    assert time.monotonic() - started < 3, "the machine is too slow for this check"
+    wait_for(lambda: lab.get("/ban").status == 200, "the end of the ban")
+    assert time.monotonic() - started >= 4
+
+
+@check
 def bytes_that_are_not_text_do_not_bypass_a_limit(lab):
     def ask(target, header=b""):
         request = b"GET " + target + b" HTTP/1.1\r\nhost: lab.test\r\nconnection: close\r\n" + header + b"\r\n"
