@@ -60,6 +60,15 @@ impl Kind {
             .unwrap_or(Kind::ClockWindow)
     }
 
+    /// When a counter in this state is as good as new, in monotonic nanoseconds; of a window of the clock, if that is not
+    /// set meanwhile.
+    pub(crate) fn forgettable_at(self, state: &State) -> u64 {
+        match self {
+            Kind::ClockWindow => fixed_window::ClockState::from(*state).closes_nanoseconds(),
+            _ => state.0[0],
+        }
+    }
+
     /// Whether forgetting a counter of this kind in this state changes no answer. `now` may be a little old.
     pub fn is_forgettable(self, state: &State, now: Timestamp) -> bool {
         match self {

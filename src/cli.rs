@@ -19,11 +19,13 @@ use indicatif::{ProgressBar, ProgressStyle};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tracing::warn;
 
-use self::settings::{DecisionSettings, LogSettings, RuleFileSettings, RuleSettings, ServerSettings};
+use self::settings::{
+    DecisionSettings, LogSettings, MemorySettings, RuleFileSettings, RuleSettings, ServerSettings,
+};
 use crate::clock::Clock;
 use crate::config::file::Loaded;
 use crate::config::{RulesConfig, RulesSource, nearest};
-use crate::limiter::Limiter;
+use crate::limiter::{Limiter, LimiterConfig};
 use crate::replay::{Replay, Reply};
 use crate::rule::{Level, Rule};
 use crate::server::Server;
@@ -58,6 +60,8 @@ struct Serve {
     rules: RuleSettings,
     #[command(flatten)]
     decisions: DecisionSettings,
+    #[command(flatten)]
+    memory: MemorySettings,
     #[command(flatten)]
     server: ServerSettings,
     #[command(flatten)]
@@ -276,7 +280,10 @@ impl Serve {
         if rules_loaded == 0 {
             warn!("there are no limits in the rules: everything passes");
         }
-        let limiter = Arc::new(Limiter::new(self.decisions.to_config()));
+        let limiter = Arc::new(Limiter::new(LimiterConfig {
+            memory: self.memory.to_config(),
+            ..self.decisions.to_config()
+        }));
         limiter.set_matcher(loaded.matcher);
 
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -286,11 +293,13 @@ impl Serve {
         runtime.block_on(async {
             let signals = Signals::listen().context("cannot listen for signals")?;
             let config = self.server.to_config();
+            let room = limiter.store().capacity();
             let server = Server::bind(config, limiter, Arc::new(Clock::system())).await?;
             let (grpc, http) = (server.grpc_address()?, server.http_address()?);
             warn!(%grpc, "listening for gRPC on {grpc}");
             warn!(%http, "listening for HTTP on {http}");
             warn!(rules = rules_loaded, "loaded {rules_loaded} rules");
+            warn!(keys = room, "there is room for the counters of {room} keys");
             if matches!(rules.source, RulesSource::Example) {
                 tell(example_hint(http.port(), grpc.port()));
             }

@@ -5,28 +5,84 @@ use std::hash::{BuildHasher, Hash, Hasher};
 use ahash::RandomState;
 use siphasher::sip128::{Hasher128 as _, SipHasher13};
 
-use crate::algorithm::Kind;
+use crate::algorithm::{Kind, Outcome};
 use crate::descriptor::Entry;
 use crate::rate_limit::{Algorithm, RateLimit, WindowStart};
 use crate::rule::Rule;
 
-/// The identity of a counter: 125 bits of a keyed hash over domain, entries and what kind of windows it has, and that kind.
+/// The identity of a counter: 123 bits of a keyed hash over domain, entries and what kind of windows it has, and that kind.
 ///
 /// Not part of it: how much the limit allows, so that a changed limit keeps its counts, and the rule, so that an
 /// override counts on the counter of the rule with the same window. The fields are hashed with their lengths, so no two
 /// lists of entries hash the same bytes; that two of ten million keys meet by chance has a probability of 10^-24.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+///
+/// A counter that is held also notes here how much is used of its limit, which is no part of its identity.
+#[derive(Debug, Clone, Copy, Eq)]
 pub struct CounterKey {
     /// Where the counter is: the counters of one key that depend on each other have this half in common.
     place: u64,
-    /// Which of those it is; the lowest three bits are its [`Kind`].
+    /// Which of those it is; the lowest three bits are its [`Kind`], the next two its [`Worth`].
     identity: u64,
 }
 
 /// The bits of [`CounterKey::identity`] that hold the kind.
 const KIND: u64 = 0b111;
 
+/// Where [`Worth`] stands in [`CounterKey::identity`].
+const WORTH_SHIFT: u32 = 3;
+
+/// The bits of [`CounterKey::identity`] that hold the worth.
+const WORTH: u64 = 0b11 << WORTH_SHIFT;
+
+/// How much would be given away if a counter were forgotten.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Worth {
+    /// Next to nothing is used of its limit.
+    Least = 0,
+    /// More than an eighth is used.
+    Little = 1,
+    /// Half of it or more is used.
+    Much = 2,
+    /// All of it is used, or the key is banned.
+    Most = 3,
+}
+
+impl Worth {
+    /// What a counter of `limit` is worth after this outcome.
+    pub(crate) fn of(outcome: &Outcome, limit: &RateLimit) -> Self {
+        let (left, capacity) = (u64::from(outcome.remaining), u64::from(limit.capacity()));
+        match left {
+            // A limit that admits nothing needs no counter to refuse.
+            _ if capacity == 0 => Worth::Least,
+            0 => Worth::Most,
+            _ if left * 2 <= capacity => Worth::Much,
+            _ if left * 8 < capacity * 7 => Worth::Little,
+            _ => Worth::Least,
+        }
+    }
+}
+
+impl PartialEq for CounterKey {
+    fn eq(&self, other: &Self) -> bool {
+        self.place == other.place && (self.identity ^ other.identity) & !WORTH == 0
+    }
+}
+
 impl CounterKey {
+    /// What the counter is worth.
+    pub(crate) fn worth(&self) -> Worth {
+        match (self.identity & WORTH) >> WORTH_SHIFT {
+            0 => Worth::Least,
+            1 => Worth::Little,
+            2 => Worth::Much,
+            _ => Worth::Most,
+        }
+    }
+
+    pub(crate) fn set_worth(&mut self, worth: Worth) {
+        self.identity = (self.identity & !WORTH) | (worth as u64) << WORTH_SHIFT;
+    }
+
     /// The shard and the slot of the counter, evenly spread.
     pub(crate) fn place(&self) -> u64 {
         self.place
@@ -40,7 +96,9 @@ impl CounterKey {
     /// The counter of the limit's burst, which is asked when the limit itself refuses.
     pub(crate) fn of_burst(&self, burst: &RateLimit) -> CounterKey {
         // Another identity in the same place, as different as another hash would be.
-        let identity = self.identity.rotate_left(32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let identity = (self.identity & !WORTH)
+            .rotate_left(32)
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15);
         CounterKey {
             place: self.place,
             identity: with_kind(identity, Kind::of(burst)),

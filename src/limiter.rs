@@ -25,7 +25,7 @@ use crate::key::KeyMaker;
 use crate::matcher::{Domain, Matcher};
 use crate::rate_limit::{Charge, RateLimit};
 use crate::rule::{Limit, Metadata, Rule};
-use crate::store::memory::MemoryStore;
+use crate::store::memory::{MemoryConfig, MemoryStore};
 use crate::store::{Hit, refuses};
 
 /// How decisions are made, whatever the rules. All fields are also settings of the server.
@@ -45,6 +45,8 @@ pub struct LimiterConfig {
     pub dynamic_metadata: bool,
     /// Name of a header that says for how many seconds a refused client is banned, if it is sent.
     pub ban_header: Option<String>,
+    /// How much memory the counters may take.
+    pub memory: MemoryConfig,
 }
 
 /// What the headers for the client are called.
@@ -68,6 +70,7 @@ impl Default for LimiterConfig {
             response_headers: None,
             dynamic_metadata: false,
             ban_header: None,
+            memory: MemoryConfig::default(),
         }
     }
 }
@@ -100,9 +103,9 @@ impl Limiter {
     /// A limiter without rules: it refuses to decide until it gets some.
     pub fn new(config: LimiterConfig) -> Self {
         Limiter {
+            store: MemoryStore::new(&config.memory),
             config,
             matcher: ArcSwapOption::empty(),
-            store: MemoryStore::default(),
             keys: KeyMaker::default(),
         }
     }

@@ -1,12 +1,13 @@
 //! The running server: the only place that wires the parts together and spawns tasks.
 
 mod connection;
+mod sweep;
 
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
-use std::{future, io, mem};
+use std::{future, io};
 
 use axum::Router;
 use futures_util::stream::{Stream, StreamExt as _};
@@ -16,12 +17,12 @@ use hyper_util::service::TowerToHyperService;
 use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
-use tokio::task::{JoinSet, spawn_blocking};
-use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
 use tonic::codegen::http::{HeaderValue, Response};
 use tonic::{Code, Request, Status};
 use tower::util::MapResponseLayer;
-use tracing::{debug, warn};
+use tracing::warn;
 
 use self::connection::connections;
 use crate::clock::Clock;
@@ -38,9 +39,6 @@ use crate::shutdown::Stop;
 /// How many streams a client may reset before the server has taken them up. Envoy resets every call that timed out while
 /// the server stood still; with the default of 20 the h2 crate then drops the connection and all its calls.
 const MOST_PENDING_RESETS: usize = 20_000;
-
-/// How often counters that have run out are looked for.
-const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long a caller may take to send its request.
 const REQUEST_PATIENCE: Duration = Duration::from_secs(30);
@@ -149,7 +147,7 @@ impl Server {
         let mut tasks = JoinSet::new();
         tasks.spawn(async { grpc.await.map_err(ServerError::Grpc) });
         tasks.spawn(http);
-        tasks.spawn(sweep(self.limiter, self.clock, closed));
+        tasks.spawn(sweep::run(self.limiter, self.clock, closed));
 
         let asked = tokio::select! {
             asked = next(&mut stops) => asked,
@@ -248,33 +246,6 @@ fn note_deadline(clock: &Arc<Clock>) -> impl Fn(Request<()>) -> Result<Request<(
             request.extensions_mut().insert(deadline);
         }
         Ok(request)
-    }
-}
-
-/// Has the store forget what has run out, until it is told to end.
-async fn sweep(
-    limiter: Arc<Limiter>,
-    clock: Arc<Clock>,
-    closed: watch::Receiver<bool>,
-) -> Result<(), ServerError> {
-    let mut ticks = interval(SWEEP_INTERVAL);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut told = pin!(told(closed));
-    let mut last_tick = clock.now();
-    loop {
-        tokio::select! {
-            () = &mut told => return Ok(()),
-            _ = ticks.tick() => {}
-        }
-        // A call that took its time at the last tick has made its decision by now.
-        let (limiter, then) = (Arc::clone(&limiter), mem::replace(&mut last_tick, clock.now()));
-        // A sweep of millions of counters takes long; calls are not to wait behind it.
-        let forgotten = spawn_blocking(move || limiter.store().sweep(then))
-            .await
-            .expect("a sweep does not panic");
-        if forgotten > 0 {
-            debug!(forgotten, "forgot {forgotten} counters whose window has passed");
-        }
     }
 }
 

@@ -154,6 +154,10 @@ impl ClockState {
         }
     }
 
+    pub(super) fn closes_nanoseconds(&self) -> u64 {
+        self.closes.saturating_mul(1_000_000)
+    }
+
     fn has_closed(&self, now: Timestamp) -> bool {
         now.monotonic_nanoseconds() / 1_000_000 >= self.closes
     }

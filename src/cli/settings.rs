@@ -13,6 +13,7 @@ use super::values;
 use crate::config::{RulesConfig, RulesSource, RuntimeDirectory, ServerConfig};
 use crate::limiter::{LimiterConfig, ResponseHeaderNames};
 use crate::rate_limit::Charge;
+use crate::store::memory::{FullPolicy, MemoryConfig, default_budget};
 use crate::telemetry::{self, LogFormat, LogGuard};
 
 /// Where envoyproxy/ratelimit looks for rules if it is not told.
@@ -205,6 +206,30 @@ impl DecisionSettings {
             }),
             dynamic_metadata: self.response_dynamic_metadata,
             ban_header: self.ban_header.clone(),
+            memory: MemoryConfig::default(),
+        }
+    }
+}
+
+/// How much memory the counters may take.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Memory")]
+pub(super) struct MemorySettings {
+    /// How much memory the counters may take [default: half of the control group's limit, else 1GiB]
+    #[arg(long, env = "TOLLGATE_MEMORY_BUDGET", value_name = "SIZE", value_parser = values::budget)]
+    memory_budget: Option<u64>,
+    /// What to do with a new key when there is no room: evict forgets what gives least away, deny refuses the call, allow
+    /// lets it pass without counting it
+    #[arg(long, env = "TOLLGATE_MEMORY_POLICY", value_name = "POLICY", value_parser = values::full_policy,
+          default_value = "evict")]
+    memory_policy: FullPolicy,
+}
+
+impl MemorySettings {
+    pub(super) fn to_config(&self) -> MemoryConfig {
+        MemoryConfig {
+            budget: Some(self.memory_budget.unwrap_or_else(default_budget)),
+            policy: self.memory_policy,
         }
     }
 }

@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use bytesize::ByteSize;
 use tracing::level_filters::LevelFilter;
 
 use crate::config::go;
+use crate::store::memory::FullPolicy;
 use crate::telemetry::LogFormat;
 
 pub(super) fn boolean(text: &str) -> Result<bool, String> {
@@ -31,6 +33,26 @@ pub(super) fn ratio(text: &str) -> Result<f32, String> {
         .ok()
         .filter(|ratio: &f32| ratio.is_finite() && *ratio >= 0.0)
         .ok_or_else(|| "write a number such as 0.8".into())
+}
+
+/// The smallest budget, so that every shard has room for a few counters.
+const LEAST_BUDGET: u64 = 1 << 20;
+
+pub(super) fn budget(text: &str) -> Result<u64, String> {
+    text.parse::<ByteSize>()
+        .ok()
+        .map(|size| size.as_u64())
+        .filter(|bytes| *bytes >= LEAST_BUDGET)
+        .ok_or_else(|| "write a size of at least 1MiB, such as 256MiB or 2GiB".into())
+}
+
+pub(super) fn full_policy(text: &str) -> Result<FullPolicy, String> {
+    match text {
+        "evict" => Ok(FullPolicy::Evict),
+        "deny" => Ok(FullPolicy::Deny),
+        "allow" => Ok(FullPolicy::Allow),
+        _ => Err("write evict, deny or allow".into()),
+    }
 }
 
 pub(super) fn header_name(text: &str) -> Result<String, String> {

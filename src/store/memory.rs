@@ -1,22 +1,40 @@
 //! Counters in the process's memory, shared by all its threads.
 //!
-//! A sharded map; a counter is read and written under its shard's lock, so counts are exact at any concurrency. A key's
+//! A sharded map within a budget of bytes; a counter is read and written under its shard's lock, so counts are exact at any concurrency. A key's
 //! counter, its burst and its ban are in one shard. A call whose hits depend on each other holds the locks of all its shards
 //! at once, taken in ascending order.
+
+mod bound;
+
+use std::mem;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use dashmap::{DashMap, RwLockWriteGuard, SharedValue};
 use hashbrown::raw::RawTable;
 use smallvec::SmallVec;
 
+pub use self::bound::{FullPolicy, MemoryConfig, default_budget};
+
+use self::bound::Bound;
 use super::{Hit, Outcomes, refuses};
 use crate::algorithm::{self, Outcome, State, ban};
 use crate::clock::Timestamp;
 use crate::descriptor::Hits;
-use crate::key::{CounterKey, PlaceHasher};
-use crate::rate_limit::{BanDuration, Charge};
+use crate::key::{CounterKey, PlaceHasher, Worth};
+use crate::rate_limit::{BanDuration, Charge, RateLimit};
 
-/// Many more shards than cores: two threads seldom meet in one, and a sweep holds each only for a moment.
-const SHARDS: usize = 1024;
+/// What a counter takes in the table: its key, its state, and a byte of the table's own.
+const ENTRY_BYTES: u64 = mem::size_of::<(CounterKey, SharedValue<State>)>() as u64 + 1;
+
+/// How much of a full shard is forgotten at a time: an eighth.
+const EVICTED_SHARE: usize = 8;
+
+/// A hit may be this much older than another that is already counted. What has expired since is kept.
+const OLDEST_HIT: Duration = Duration::from_secs(1);
+
+/// How soon a caller should come again that was refused since there is no room for its counter.
+const TURNED_AWAY_FOR: Duration = Duration::from_secs(1);
 
 /// How many counters a shard keeps room for when it gives memory back, so that short windows do not have it freed and
 /// taken again all the time.
@@ -26,6 +44,16 @@ const LEAST_KEPT: usize = 64;
 #[derive(Debug)]
 pub struct MemoryStore {
     counters: DashMap<CounterKey, State, PlaceHasher>,
+    bound: Bound,
+}
+
+/// What the bound of the memory has led to since the start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Pressure {
+    /// How many counters were forgotten to make room.
+    pub evicted: u64,
+    /// How many calls of new keys were refused, or passed without being counted.
+    pub turned_away: u64,
 }
 
 /// The table behind one lock of the map.
@@ -33,15 +61,41 @@ type Shard = RawTable<(CounterKey, SharedValue<State>)>;
 
 impl Default for MemoryStore {
     fn default() -> Self {
-        MemoryStore {
-            counters: DashMap::with_hasher_and_shard_amount(PlaceHasher::default(), SHARDS),
-        }
+        MemoryStore::new(&MemoryConfig::default())
     }
 }
 
 // === impl MemoryStore ===
 
 impl MemoryStore {
+    /// No counters yet.
+    pub fn new(config: &MemoryConfig) -> Self {
+        let bound = Bound::new(config);
+        MemoryStore {
+            counters: DashMap::with_hasher_and_shard_amount(PlaceHasher::default(), bound.shards),
+            bound,
+        }
+    }
+
+    /// For how many counters there is room.
+    pub fn capacity(&self) -> usize {
+        self.bound.capacity()
+    }
+
+    /// How much memory the tables of the counters take, in bytes.
+    pub fn allocated(&self) -> u64 {
+        let shards = self.counters.shards().iter();
+        shards.map(|shard| shard.read().buckets() as u64).sum::<u64>() * ENTRY_BYTES
+    }
+
+    /// What the bound has led to.
+    pub fn pressure(&self) -> Pressure {
+        Pressure {
+            evicted: self.bound.evicted.load(Ordering::Relaxed),
+            turned_away: self.bound.turned_away.load(Ordering::Relaxed),
+        }
+    }
+
     /// Applies the hits of one call, in order, and says what became of each.
     pub fn hit(&self, hits: &[Hit<'_>], charge: Charge, now: Timestamp) -> Outcomes {
         match (charge, hits) {
@@ -55,9 +109,11 @@ impl MemoryStore {
     }
 
     fn hit_alone(&self, hit: &Hit<'_>, now: Timestamp) -> Outcome {
-        let mut shard = self.counters.shards()[self.shard(hit.key)].write();
+        let index = self.shard(hit.key);
         Counters {
-            shard: &mut shard,
+            shard: &mut self.counters.shards()[index].write(),
+            index,
+            bound: &self.bound,
             now,
         }
         .hit(hit, hit.hits)
@@ -111,6 +167,8 @@ impl MemoryStore {
 /// The counters of one shard, at one time.
 struct Counters<'s> {
     shard: &'s mut Shard,
+    index: usize,
+    bound: &'s Bound,
     now: Timestamp,
 }
 
@@ -129,7 +187,13 @@ impl Counters<'_> {
         outcome.over_limit |= running.is_some();
         outcome.ban = match hits {
             Hits::Charge(1..) if outcome.over_limit => self.update(hit.key.of_ban(), |state, now| {
-                ban::note_refusal(ban, hit.limit, state, outcome.until_reset, now)
+                let started = ban::note_refusal(ban, hit.limit, state, outcome.until_reset, now);
+                let worth = if started.is_some() {
+                    Worth::Most
+                } else {
+                    Worth::Much
+                };
+                (started, worth)
             }),
             _ => running,
         };
@@ -142,16 +206,17 @@ impl Counters<'_> {
 
     /// The limit, and its burst if the limit refuses.
     fn count(&mut self, hit: &Hit<'_>, hits: Hits) -> Outcome {
-        let outcome = self.update(hit.key, |state, now| algorithm::hit(hit.limit, state, hits, now));
+        if self.lacks_room(hit.key) {
+            return self.turn_away(hit, hits);
+        }
+        let outcome = self.charge(hit.key, hit.limit, hits);
         let Some(burst) = &hit.limit.burst else {
             return outcome;
         };
         if !outcome.over_limit || matches!(hits, Hits::Refund(_)) {
             return outcome;
         }
-        let of_burst = self.update(hit.key.of_burst(burst), |state, now| {
-            algorithm::hit(burst, state, hits, now)
-        });
+        let of_burst = self.charge(hit.key.of_burst(burst), burst, hits);
         Outcome {
             over_limit: of_burst.over_limit,
             until_reset: outcome.until_reset.min(of_burst.until_reset),
@@ -159,32 +224,116 @@ impl Counters<'_> {
         }
     }
 
-    fn get(&self, key: CounterKey) -> State {
-        self.shard
-            .get(key.place(), |(there, _)| *there == key)
-            .map_or_else(State::default, |(_, state)| *state.get())
+    fn charge(&mut self, key: CounterKey, limit: &RateLimit, hits: Hits) -> Outcome {
+        self.update(key, |state, now| {
+            let outcome = algorithm::hit(limit, state, hits, now);
+            (outcome, Worth::of(&outcome, limit))
+        })
     }
 
-    /// Changes a counter. One that is as good as new afterwards is not created.
-    fn update<T>(&mut self, key: CounterKey, change: impl FnOnce(&mut State, Timestamp) -> T) -> T {
-        if let Some((_, state)) = self.shard.get_mut(key.place(), |(there, _)| *there == key) {
-            return change(state.get_mut(), self.now);
+    fn find(&self, key: CounterKey) -> Option<&State> {
+        let found = self.shard.get(key.place(), |(there, _)| *there == key);
+        found.map(|(_, state)| state.get())
+    }
+
+    fn get(&self, key: CounterKey) -> State {
+        self.find(key).copied().unwrap_or_default()
+    }
+
+    /// Changes a counter, and what it is worth. One that is as good as new afterwards is not created.
+    fn update<T>(&mut self, key: CounterKey, change: impl FnOnce(&mut State, Timestamp) -> (T, Worth)) -> T {
+        if let Some((there, state)) = self.shard.get_mut(key.place(), |(there, _)| *there == key) {
+            let (result, worth) = change(state.get_mut(), self.now);
+            there.set_worth(worth);
+            return result;
         }
         let mut state = State::default();
-        let result = change(&mut state, self.now);
+        let (result, worth) = change(&mut state, self.now);
         if !is_unused(key, &state, self.now) {
-            self.shard
-                .insert(key.place(), (key, SharedValue::new(state)), |(key, _)| {
-                    key.place()
-                });
+            self.insert(key, state, worth);
         }
         result
     }
 
+    fn insert(&mut self, mut key: CounterKey, state: State, worth: Worth) {
+        key.set_worth(worth);
+        // Places of removed counters count as taken until the table is rebuilt; without room it would grow.
+        let would_grow = self.shard.capacity() == self.shard.len();
+        if self.is_full() || would_grow && self.shard.buckets() >= self.bound.most_buckets(self.index) {
+            self.make_room();
+        }
+        self.put(key, state);
+    }
+
+    fn put(&mut self, key: CounterKey, state: State) {
+        self.shard
+            .insert(key.place(), (key, SharedValue::new(state)), |(key, _)| {
+                key.place()
+            });
+    }
+
+    /// Rebuilds the shard without what has expired, and if that is not enough, without the part that is worth least.
+    fn make_room(&mut self) {
+        let then = Timestamp {
+            since_epoch: self.now.since_epoch.saturating_sub(OLDEST_HIT),
+            monotonic: self.now.monotonic.saturating_sub(OLDEST_HIT),
+        };
+        let mut kept: Vec<(CounterKey, State)> = self
+            .shard
+            .drain()
+            .map(|(key, state)| (key, state.into_inner()))
+            .filter(|(key, state)| !is_unused(*key, state, then))
+            .collect();
+        let most = self.bound.most_keys(self.index);
+        if kept.len() >= most {
+            let evicted = most.div_ceil(EVICTED_SHARE);
+            kept.select_nth_unstable_by_key(evicted - 1, |(key, state)| {
+                (key.worth(), key.kind().forgettable_at(state))
+            });
+            kept.drain(..evicted);
+            Bound::count(&self.bound.evicted, evicted);
+        }
+        for (key, state) in kept {
+            self.put(key, state);
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        self.shard.len() >= self.bound.most_keys(self.index)
+    }
+
+    /// Whether the counter is not there, nor a place for it, and none is to be made.
+    fn lacks_room(&self, key: CounterKey) -> bool {
+        self.bound.policy != FullPolicy::Evict && self.is_full() && self.find(key).is_none()
+    }
+
+    /// The outcome for a key whose counter has no room.
+    fn turn_away(&mut self, hit: &Hit<'_>, hits: Hits) -> Outcome {
+        let outcome = algorithm::hit(hit.limit, &mut State::default(), hits, self.now);
+        if !matches!(hits, Hits::Charge(1..)) {
+            return outcome;
+        }
+        Bound::count(&self.bound.turned_away, 1);
+        if self.bound.policy == FullPolicy::Allow {
+            return outcome;
+        }
+        Outcome {
+            over_limit: true,
+            remaining: 0,
+            after: outcome.before,
+            until_reset: TURNED_AWAY_FOR,
+            ban: None,
+            ..outcome
+        }
+    }
+
     fn set(&mut self, key: CounterKey, state: State) {
-        self.update(key, |there, _| *there = state);
         if is_unused(key, &state, self.now) {
             self.shard.remove_entry(key.place(), |(there, _)| *there == key);
+        } else if let Some((_, there)) = self.shard.get_mut(key.place(), |(there, _)| *there == key) {
+            *there.get_mut() = state;
+        } else {
+            self.insert(key, state, Worth::Much);
         }
     }
 }
@@ -197,10 +346,11 @@ fn is_unused(key: CounterKey, state: &State, now: Timestamp) -> bool {
 
 /// The shards of all counters of one call, locked until this is dropped.
 struct LockedShards<'s> {
-    /// By shard number, ascending.
-    guards: SmallVec<[RwLockWriteGuard<'s, Shard>; 4]>,
+    /// With their numbers, ascending.
+    guards: SmallVec<[(usize, RwLockWriteGuard<'s, Shard>); 4]>,
     /// Of each hit: which guard is its shard's.
     places: SmallVec<[usize; 4]>,
+    bound: &'s Bound,
 }
 
 /// What a hit may have changed, as it was before: the counter of its limit and of its burst.
@@ -218,10 +368,11 @@ impl<'s> LockedShards<'s> {
                 .expect("every hit's shard is in the list")
         };
         LockedShards {
+            bound: &store.bound,
             places: shards.iter().map(place).collect(),
             guards: ascending
                 .iter()
-                .map(|shard| store.counters.shards()[*shard].write())
+                .map(|shard| (*shard, store.counters.shards()[*shard].write()))
                 .collect(),
         }
     }
@@ -286,8 +437,11 @@ impl<'s> LockedShards<'s> {
 
     /// The counters of the shard of one hit.
     fn counters(&mut self, hit: usize, now: Timestamp) -> Counters<'_> {
+        let (index, shard) = &mut self.guards[self.places[hit]];
         Counters {
-            shard: &mut self.guards[self.places[hit]],
+            shard,
+            index: *index,
+            bound: self.bound,
             now,
         }
     }
@@ -318,6 +472,9 @@ impl Counters<'_> {
     fn would_go_over(&mut self, hit: &Hit<'_>) -> bool {
         if matches!(hit.hits, Hits::Refund(_)) {
             return false;
+        }
+        if self.lacks_room(hit.key) {
+            return self.bound.policy == FullPolicy::Deny && matches!(hit.hits, Hits::Charge(1..));
         }
         let [mut state, mut burst_state] = self.before(hit);
         let mut over_limit = algorithm::hit(hit.limit, &mut state, hit.hits, self.now).over_limit;

@@ -6,9 +6,9 @@ use std::time::Duration;
 use tollgate::clock::{ManualClock, Timestamp};
 use tollgate::descriptor::{Entry, Hits};
 use tollgate::key::KeyMaker;
-use tollgate::rate_limit::{Charge, RateLimit, Unit};
+use tollgate::rate_limit::{Ban, BanDuration, Charge, RateLimit, Unit};
 use tollgate::store::Hit;
-use tollgate::store::memory::MemoryStore;
+use tollgate::store::memory::{FullPolicy, MemoryConfig, MemoryStore};
 
 use crate::support::T;
 
@@ -157,4 +157,91 @@ fn sweeping_does_not_disturb_counting() {
         threads.into_iter().map(|thread| thread.join().unwrap()).sum()
     });
     assert_eq!(admitted, 1_000);
+}
+
+/// A store with a small budget of kibibytes.
+fn small(kibibytes: u64, policy: FullPolicy) -> MemoryStore {
+    MemoryStore::new(&MemoryConfig {
+        budget: Some(kibibytes << 10),
+        policy,
+    })
+}
+
+#[test]
+fn a_flood_of_keys_evicts_those_that_give_least_away() {
+    let store = small(1_024, FullPolicy::Evict);
+    let limit = RateLimit::per(Unit::Hour, 100);
+    let mut banning = limit.clone();
+    banning.ban = Some(Ban {
+        after: 0,
+        lasts: BanDuration::For(Duration::from_secs(600)),
+    });
+    let charge = |value: &str, limit: &RateLimit, hits| {
+        store.hit(&[hit(value, limit, Hits::Charge(hits))], Charge::Each, at(T))[0]
+    };
+    charge("abuser", &limit, 101);
+    charge("heavy", &limit, 60);
+    assert!(charge("banned", &banning, 101).ban.is_some());
+    let room = store.capacity();
+    for i in 0..3 * room {
+        charge(&format!("{i}"), &limit, 1);
+        assert!(store.len() <= room);
+    }
+    assert!(store.len() >= room / 2);
+    assert!(store.pressure().evicted as usize >= 2 * room);
+    assert!(charge("abuser", &limit, 1).over_limit);
+    assert_eq!(charge("heavy", &limit, 1).after, 61);
+    assert!(charge("banned", &banning, 1).ban.is_some());
+}
+
+#[test]
+fn without_room_new_keys_are_refused_or_pass_uncounted() {
+    for (policy, is_refused) in [(FullPolicy::Deny, true), (FullPolicy::Allow, false)] {
+        for charge in CHARGES {
+            let store = small(256, policy);
+            let limit = RateLimit::per(Unit::Hour, 100);
+            let charged = |value: &str| {
+                let hits = [
+                    hit(value, &limit, Hits::Charge(1)),
+                    hit(value, &limit, Hits::Charge(1)),
+                ];
+                store.hit(&hits, charge, at(T))[0]
+            };
+            charged("first");
+            for i in 0..3 * store.capacity() {
+                charged(&format!("{i}"));
+            }
+            assert!(store.len() <= store.capacity());
+            assert_eq!(store.pressure().evicted, 0);
+            assert!(store.pressure().turned_away > 0);
+            assert_eq!(charged("first").before, 2, "{policy:?} {charge:?}");
+            let new: Vec<_> = (0..100).map(|i| charged(&format!("new{i}"))).collect();
+            let uncounted = new.iter().filter(|outcome| outcome.before == 0);
+            assert!(uncounted.count() > 90, "{policy:?} {charge:?}");
+            let refused = new.iter().filter(|outcome| outcome.over_limit).count();
+            assert_eq!(refused > 90, is_refused, "{policy:?} {charge:?}");
+            // A look at a key without a counter is what it would be with room.
+            let look = store.hit(&[hit("looked at", &limit, Hits::Charge(0))], charge, at(T));
+            assert_eq!((look[0].over_limit, look[0].remaining), (false, 100));
+        }
+    }
+}
+
+/// Removed counters leave marks in a table, which would make it grow.
+#[test]
+fn a_full_store_does_not_grow_when_counters_come_and_go() {
+    let store = small(256, FullPolicy::Evict);
+    let clock = ManualClock::new(Duration::from_secs(T));
+    let limit = RateLimit::per(Unit::Second, 2);
+    let room = store.capacity();
+    for round in 0..20 {
+        for i in 0..room {
+            let hit = hit(&format!("{round} {i}"), &limit, Hits::Charge(1));
+            store.hit(&[hit], Charge::Each, clock.now());
+            assert!(store.len() <= room);
+        }
+        clock.advance(Duration::from_millis(700));
+        store.sweep(clock.now());
+    }
+    assert!(store.allocated() <= (256 << 10) + (8 << 10));
 }

@@ -1,0 +1,160 @@
+//! How much memory the counters may take, and what happens when it is full.
+
+use std::fs;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::ENTRY_BYTES;
+
+/// How much memory the counters may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryConfig {
+    /// In bytes. `None` is without bounds.
+    pub budget: Option<u64>,
+    /// What happens to a new key when there is no room.
+    pub policy: FullPolicy,
+}
+
+/// What happens to a new key when there is no room for its counter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum FullPolicy {
+    /// Others are forgotten, those first that give least away: expired ones, then those furthest from their limit, and of
+    /// these the ones that would soonest be as good as new. Exhausted and banned keys go last.
+    #[default]
+    Evict,
+    /// The call is refused.
+    Deny,
+    /// The call passes and is not counted.
+    Allow,
+}
+
+impl Default for MemoryConfig {
+    /// Without bounds.
+    fn default() -> Self {
+        MemoryConfig {
+            budget: None,
+            policy: FullPolicy::Evict,
+        }
+    }
+}
+
+/// The budget if nothing else is said: half of what the control group of this process may use, else 1 GiB.
+pub fn default_budget() -> u64 {
+    // Version 2, then version 1. In a container these are its own.
+    let limit = [
+        "/sys/fs/cgroup/memory.max",
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+    ]
+    .iter()
+    .find_map(|path| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok());
+    match limit {
+        // Without a limit, version 1 has a number near the largest.
+        Some(limit) if limit < 1 << 50 => limit / 2,
+        _ => 1 << 30,
+    }
+}
+
+/// The most buckets that a shard should have: then it is rebuilt in some microseconds.
+const MOST_SHARD_BUCKETS: u64 = 512;
+
+/// A sixteenth of the budget is left to the allocator, which keeps what tables had before they grew.
+const ALLOCATOR_SHARE: u64 = 16;
+
+/// Many more shards than cores: two threads seldom meet in one.
+const LEAST_SHARDS: u64 = 1_024;
+
+/// Where the shards themselves begin to take memory and cache.
+const MOST_SHARDS: u64 = 16_384;
+
+/// How much each shard may hold, and what that led to.
+///
+/// A table has a power of two of buckets. So that the budget is used up all the same, some shards may have twice as many
+/// as the others.
+#[derive(Debug)]
+pub(super) struct Bound {
+    pub(super) shards: usize,
+    /// The most buckets of the smaller shards.
+    small: usize,
+    /// How many shards, the first ones, are twice as large.
+    large_shards: usize,
+    pub(super) policy: FullPolicy,
+    pub(super) evicted: AtomicU64,
+    pub(super) turned_away: AtomicU64,
+}
+
+impl Bound {
+    pub(super) fn new(config: &MemoryConfig) -> Self {
+        let budget = config.budget.unwrap_or(0);
+        let shards = (budget / (MOST_SHARD_BUCKETS * ENTRY_BYTES))
+            .clamp(LEAST_SHARDS, MOST_SHARDS)
+            .next_power_of_two();
+        let (small, large_shards) = match config.budget {
+            Some(budget) => {
+                let buckets = (budget - budget / ALLOCATOR_SHARE) / ENTRY_BYTES;
+                // A table has at least four.
+                let small = 1 << (buckets / shards).max(4).ilog2();
+                (small, (buckets / small).saturating_sub(shards))
+            }
+            None => (1 << 40, 0),
+        };
+        Bound {
+            shards: shards as usize,
+            small: small as usize,
+            large_shards: large_shards as usize,
+            policy: config.policy,
+            evicted: 0.into(),
+            turned_away: 0.into(),
+        }
+    }
+
+    /// How many buckets the table of a shard may have.
+    pub(super) fn most_buckets(&self, shard: usize) -> usize {
+        if shard < self.large_shards {
+            2 * self.small
+        } else {
+            self.small
+        }
+    }
+
+    /// How many keys a shard may hold.
+    pub(super) fn most_keys(&self, shard: usize) -> usize {
+        keys_of(self.most_buckets(shard))
+    }
+
+    /// How many keys all shards may hold.
+    pub(super) fn capacity(&self) -> usize {
+        let large = self.large_shards * keys_of(2 * self.small);
+        (self.shards - self.large_shards).saturating_mul(keys_of(self.small)) + large
+    }
+
+    pub(super) fn count(counter: &AtomicU64, by: usize) {
+        counter.fetch_add(by as u64, Ordering::Relaxed);
+    }
+}
+
+/// How many keys a table of so many buckets takes before it grows.
+fn keys_of(buckets: usize) -> usize {
+    if buckets < 8 { buckets - 1 } else { buckets / 8 * 7 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_budget_is_used_up_but_for_the_share_of_the_allocator() {
+        for megabytes in (1..2_000).chain([4_096, 65_536]) {
+            let budget = megabytes << 20;
+            let bound = Bound::new(&MemoryConfig {
+                budget: Some(budget),
+                policy: FullPolicy::Evict,
+            });
+            let shards = 0..bound.shards;
+            let buckets: usize = shards.clone().map(|shard| bound.most_buckets(shard)).sum();
+            let bytes = buckets as u64 * ENTRY_BYTES;
+            assert!(bytes <= budget / 16 * 15, "{megabytes} MiB: {bytes}");
+            assert!(bytes >= budget / 16 * 15 - (1 << 19), "{megabytes} MiB: {bytes}");
+            let keys: usize = shards.map(|shard| bound.most_keys(shard)).sum();
+            assert_eq!(keys, bound.capacity());
+        }
+    }
+}
