@@ -30,6 +30,7 @@ use crate::replay::{Replay, Reply};
 use crate::rule::{Level, Rule};
 use crate::server::Server;
 use crate::shutdown::Signals;
+use crate::store::snapshot::{Snapshot, SnapshotError, SnapshotFile};
 
 /// The exit code of a command line that cannot be used.
 const USAGE: u8 = 2;
@@ -47,7 +48,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Serve decisions over gRPC (the default)
-    Serve(Serve),
+    Serve(Box<Serve>),
     /// Check rule files: print every error and warning
     Check(Check),
     /// Run recorded requests against rules, on a clock that follows the recording
@@ -280,10 +281,30 @@ impl Serve {
         if rules_loaded == 0 {
             warn!("there are no limits in the rules: everything passes");
         }
-        let limiter = Arc::new(Limiter::new(LimiterConfig {
+        let config = LimiterConfig {
             memory: self.memory.to_config(),
             ..self.decisions.to_config()
-        }));
+        };
+        let server_config = self.server.to_config();
+        let snapshot = match &server_config.snapshot {
+            Some(snapshot) => last_snapshot(&snapshot.path)?,
+            None => None,
+        };
+        let (limiter, clock) = match snapshot {
+            Some(snapshot) => {
+                let clock = Clock::system_after(snapshot.monotonic_at(Clock::system().now()));
+                (Limiter::resume(config, &snapshot, clock.now()), clock)
+            }
+            None => (Limiter::new(config), Clock::system()),
+        };
+        let resumed = limiter.store().len();
+        if resumed > 0 {
+            warn!(
+                counters = resumed,
+                "going on with {resumed} counters of the snapshot"
+            );
+        }
+        let limiter = Arc::new(limiter);
         limiter.set_matcher(loaded.matcher);
 
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -292,9 +313,8 @@ impl Serve {
             .context("cannot start the runtime")?;
         runtime.block_on(async {
             let signals = Signals::listen().context("cannot listen for signals")?;
-            let config = self.server.to_config();
             let room = limiter.store().capacity();
-            let server = Server::bind(config, limiter, Arc::new(Clock::system())).await?;
+            let server = Server::bind(server_config, limiter, Arc::new(clock)).await?;
             let (grpc, http) = (server.grpc_address()?, server.http_address()?);
             warn!(%grpc, "listening for gRPC on {grpc}");
             warn!(%http, "listening for HTTP on {http}");
@@ -309,6 +329,23 @@ impl Serve {
         runtime.shutdown_background();
         Ok(ExitCode::SUCCESS)
     }
+}
+
+/// The snapshot to go on with. One that is of no use is moved aside, and the counts start from zero.
+fn last_snapshot(path: &Path) -> anyhow::Result<Option<Snapshot>> {
+    let file = SnapshotFile::new(path.to_owned());
+    let path = path.display();
+    let error = match file.read() {
+        Ok(snapshot) => return Ok(snapshot),
+        Err(error @ SnapshotError::Unreadable(_)) => bail!("cannot read the snapshot {path}: {error}"),
+        Err(error) => error,
+    };
+    let aside = file
+        .set_aside()
+        .with_context(|| format!("cannot move {path} aside, of which {error}"))?;
+    let aside = aside.display();
+    warn!(%error, "cannot go on with {path}: {error}; it is kept as {aside}, and counts start from zero");
+    Ok(None)
 }
 
 fn example_hint(http: u16, grpc: u16) -> String {

@@ -46,7 +46,12 @@ pub enum Clock {
 impl Clock {
     /// The machine's clocks; monotonic time starts now.
     pub fn system() -> Self {
-        Clock::System(SystemClock::new())
+        Clock::system_after(Duration::ZERO)
+    }
+
+    /// The machine's clocks; monotonic time goes on after `monotonic`, as if it had been running before.
+    pub fn system_after(monotonic: Duration) -> Self {
+        Clock::System(SystemClock::after(monotonic))
     }
 
     /// The time now.
@@ -62,12 +67,15 @@ impl Clock {
 #[derive(Debug)]
 pub struct SystemClock {
     start: Instant,
+    /// The monotonic time at the start.
+    before: Duration,
 }
 
 impl SystemClock {
     #[expect(clippy::disallowed_methods, reason = "this is the one reader of the clocks")]
-    fn new() -> Self {
+    fn after(before: Duration) -> Self {
         SystemClock {
+            before,
             start: Instant::now(),
         }
     }
@@ -78,7 +86,7 @@ impl SystemClock {
             since_epoch: SystemTime::now()
                 .duration_since(SystemTime::UNIX_EPOCH)
                 .unwrap_or(Duration::ZERO),
-            monotonic: self.start.elapsed(),
+            monotonic: self.before.saturating_add(self.start.elapsed()),
         }
     }
 }

@@ -178,4 +178,15 @@ pub struct ServerConfig {
     pub shutdown_linger: Duration,
     /// How long calls that are under way then have to finish.
     pub shutdown_grace: Duration,
+    /// Where the counters are kept over a restart, if they are.
+    pub snapshot: Option<SnapshotConfig>,
+}
+
+/// How the counters are kept over a restart.
+#[derive(Debug, Clone)]
+pub struct SnapshotConfig {
+    /// The file.
+    pub path: PathBuf,
+    /// How often it is written. It is also written at the end.
+    pub period: Duration,
 }

@@ -69,6 +69,15 @@ impl PartialEq for CounterKey {
 }
 
 impl CounterKey {
+    /// All of it in two numbers.
+    pub(crate) fn words(&self) -> [u64; 2] {
+        [self.place, self.identity]
+    }
+
+    pub(crate) fn from_words([place, identity]: [u64; 2]) -> Self {
+        CounterKey { place, identity }
+    }
+
     /// What the counter is worth.
     pub(crate) fn worth(&self) -> Worth {
         match (self.identity & WORTH) >> WORTH_SHIFT {
@@ -132,15 +141,26 @@ pub struct KeyMaker {
 }
 
 impl Default for KeyMaker {
+    /// With a new secret.
     fn default() -> Self {
         let random = RandomState::new();
-        KeyMaker {
-            secret: SipHasher13::new_with_keys(random.hash_one(0), random.hash_one(1)),
-        }
+        KeyMaker::with_secret([random.hash_one(0), random.hash_one(1)])
     }
 }
 
 impl KeyMaker {
+    /// Makes the keys that another with this secret made.
+    pub(crate) fn with_secret([secret, more_secret]: [u64; 2]) -> Self {
+        KeyMaker {
+            secret: SipHasher13::new_with_keys(secret, more_secret),
+        }
+    }
+
+    /// What its keys depend on.
+    pub(crate) fn secret(&self) -> [u64; 2] {
+        self.secret.keys().into()
+    }
+
     /// The counter of `limit` for `entries`, where the values of levels that share a counter are replaced by their pattern.
     pub fn key(
         &self,

@@ -8,6 +8,7 @@ mod dynamic_metadata;
 use std::borrow::Cow;
 
 use std::collections::HashSet;
+use std::io;
 use std::sync::Arc;
 
 use arc_swap::{ArcSwapOption, Guard};
@@ -26,6 +27,7 @@ use crate::matcher::{Domain, Matcher};
 use crate::rate_limit::{Charge, RateLimit};
 use crate::rule::{Limit, Metadata, Rule};
 use crate::store::memory::{MemoryConfig, MemoryStore};
+use crate::store::snapshot::{Snapshot, SnapshotFile};
 use crate::store::{Hit, refuses};
 
 /// How decisions are made, whatever the rules. All fields are also settings of the server.
@@ -108,6 +110,21 @@ impl Limiter {
             matcher: ArcSwapOption::empty(),
             keys: KeyMaker::default(),
         }
+    }
+
+    /// A limiter that goes on with the counters of `snapshot`, as far as they still matter at `now`.
+    pub fn resume(config: LimiterConfig, snapshot: &Snapshot, now: Timestamp) -> Self {
+        let limiter = Limiter {
+            keys: snapshot.keys(),
+            ..Limiter::new(config)
+        };
+        limiter.store.restore(snapshot.counters(), now);
+        limiter
+    }
+
+    /// Writes its counters to `file`.
+    pub fn write_snapshot(&self, file: &SnapshotFile, now: Timestamp) -> io::Result<()> {
+        file.write(&self.store, &self.keys, now)
     }
 
     /// Puts rules in force. Counters stay.

@@ -1,6 +1,7 @@
 //! The running server: the only place that wires the parts together and spawns tasks.
 
 mod connection;
+mod snapshots;
 mod sweep;
 
 use std::net::SocketAddr;
@@ -25,6 +26,7 @@ use tower::util::MapResponseLayer;
 use tracing::warn;
 
 use self::connection::connections;
+use self::snapshots::Snapshots;
 use crate::clock::Clock;
 use crate::config::ServerConfig;
 use crate::health::Health;
@@ -35,6 +37,7 @@ use crate::proto::envoy::service::ratelimit::v3::rate_limit_service_server::Rate
 use crate::rls::Rls;
 use crate::rls::deadline::Deadline;
 use crate::shutdown::Stop;
+use crate::store::snapshot::SnapshotFile;
 
 /// How many streams a client may reset before the server has taken them up. Envoy resets every call that timed out while
 /// the server stood still; with the default of 20 the h2 crate then drops the connection and all its calls.
@@ -147,6 +150,15 @@ impl Server {
         let mut tasks = JoinSet::new();
         tasks.spawn(async { grpc.await.map_err(ServerError::Grpc) });
         tasks.spawn(http);
+        let snapshots = self.config.snapshot.map(|config| {
+            let snapshots = Snapshots {
+                file: Arc::new(SnapshotFile::new(config.path)),
+                limiter: Arc::clone(&self.limiter),
+                clock: Arc::clone(&self.clock),
+            };
+            tasks.spawn(snapshots.clone().run(config.period, closed.clone()));
+            snapshots
+        });
         tasks.spawn(sweep::run(self.limiter, self.clock, closed));
 
         let asked = tokio::select! {
@@ -175,6 +187,9 @@ impl Server {
                 Err(_) => warn!("the grace time is over: calls or connections under way are dropped"),
             },
             _ = next(&mut stops) => warn!("stopping at once: asked a second time"),
+        }
+        if let Some(snapshots) = snapshots {
+            snapshots.write(false).await;
         }
         warn!("stopped");
         Ok(())

@@ -1,6 +1,7 @@
 //! Where the counters are. A store takes all hits of one call at once and answers with their outcomes.
 
 pub mod memory;
+pub mod snapshot;
 
 use smallvec::SmallVec;
 

@@ -10,7 +10,7 @@ use clap::Args;
 use tracing::level_filters::LevelFilter;
 
 use super::values;
-use crate::config::{RulesConfig, RulesSource, RuntimeDirectory, ServerConfig};
+use crate::config::{RulesConfig, RulesSource, RuntimeDirectory, ServerConfig, SnapshotConfig};
 use crate::limiter::{LimiterConfig, ResponseHeaderNames};
 use crate::rate_limit::Charge;
 use crate::store::memory::{FullPolicy, MemoryConfig, default_budget};
@@ -258,6 +258,13 @@ pub(super) struct ServerSettings {
     #[arg(long, env = "TOLLGATE_SHUTDOWN_GRACE", value_name = "DURATION", value_parser = values::duration,
           default_value = "10s")]
     shutdown_grace: Duration,
+    /// Keep the counters over a restart in this file: it is written at the end and every so often, and read at the start
+    #[arg(long, env = "TOLLGATE_SNAPSHOT", value_name = "PATH")]
+    snapshot: Option<PathBuf>,
+    /// How often the snapshot is written
+    #[arg(long, env = "TOLLGATE_SNAPSHOT_PERIOD", value_name = "DURATION", value_parser = values::period,
+          default_value = "10s")]
+    snapshot_period: Duration,
 }
 
 impl ServerSettings {
@@ -269,6 +276,10 @@ impl ServerSettings {
             port: self.port,
             shutdown_linger: self.shutdown_linger,
             shutdown_grace: self.shutdown_grace,
+            snapshot: self.snapshot.clone().map(|path| SnapshotConfig {
+                path,
+                period: self.snapshot_period,
+            }),
         }
     }
 }

@@ -28,6 +28,14 @@ pub(super) fn duration(text: &str) -> Result<Duration, String> {
     go::duration(text).ok_or_else(|| "write a duration with units, such as 300ms, 10s or 1h30m".into())
 }
 
+/// A duration that is not zero.
+pub(super) fn period(text: &str) -> Result<Duration, String> {
+    duration(text)
+        .ok()
+        .filter(|period| *period >= Duration::from_millis(100))
+        .ok_or_else(|| "write a duration of at least 100ms, such as 10s".into())
+}
+
 pub(super) fn ratio(text: &str) -> Result<f32, String> {
     text.parse()
         .ok()

@@ -141,6 +141,36 @@ impl MemoryStore {
         forgotten
     }
 
+    /// Puts in counters from elsewhere, as far as they still matter at `now`.
+    pub(crate) fn restore(&self, counters: impl Iterator<Item = (CounterKey, State)>, now: Timestamp) {
+        for (key, state) in counters {
+            let index = self.shard(key);
+            Counters {
+                shard: &mut self.counters.shards()[index].write(),
+                index,
+                bound: &self.bound,
+                now,
+            }
+            .set(key, state);
+        }
+    }
+
+    /// Hands out a copy of each shard in turn; no lock is held meanwhile.
+    pub(super) fn copy_shards<E>(
+        &self,
+        mut take: impl FnMut(Vec<(CounterKey, State)>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        for shard in self.counters.shards() {
+            let copy = shard.read().clone();
+            take(
+                copy.into_iter()
+                    .map(|(key, state)| (key, state.into_inner()))
+                    .collect(),
+            )?;
+        }
+        Ok(())
+    }
+
     fn shrink(&self) {
         for shard in self.counters.shards() {
             let mut shard = shard.write();
@@ -333,7 +363,7 @@ impl Counters<'_> {
         } else if let Some((_, there)) = self.shard.get_mut(key.place(), |(there, _)| *there == key) {
             *there.get_mut() = state;
         } else {
-            self.insert(key, state, Worth::Much);
+            self.insert(key, state, key.worth());
         }
     }
 }

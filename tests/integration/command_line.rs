@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::SocketAddr;
 use std::process::{Child, Command, Output, Stdio};
 
 use nix::sys::signal::{Signal, kill};
@@ -9,7 +10,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::support::http;
+use crate::support::{http, try_http};
 
 /// The program with nothing in its environment.
 fn tollgate(arguments: &[&str]) -> Command {
@@ -489,4 +490,122 @@ async fn a_log_that_cannot_be_written_holds_up_nothing() {
         served.signal(Signal::SIGTERM);
         assert_eq!(served.child.wait().unwrap().code(), Some(0), "{is_gone}");
     }
+}
+
+const CALL: &str = r#"{"domain": "d", "descriptors": [{"entries": [{"key": "k", "value": "v"}]}]}"#;
+
+const YEARLY: &str = "
+domain: d
+descriptors:
+  - {key: k, rate_limit: {unit: year, requests_per_unit: 1000000000}}
+";
+
+/// A server that keeps snapshots, and its HTTP port.
+fn with_snapshots(rules: &str, snapshot: &str) -> (Served, SocketAddr) {
+    let mut served = Served::start(&[
+        "--config",
+        rules,
+        "--snapshot",
+        snapshot,
+        "--snapshot-period",
+        "100ms",
+        "--shutdown-linger",
+        "0",
+    ]);
+    let line = served.line_with("listening for HTTP on ");
+    let address = line.split("HTTP on ").nth(1).unwrap();
+    let address = address.split('"').next().unwrap().parse().unwrap();
+    (served, address)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_restart_under_load_hands_nobody_a_fresh_limit() {
+    let directory = tempfile::tempdir().unwrap();
+    let rules = file(&directory, "rules.yaml", YEARLY);
+    let snapshot = directory.path().join("counts").display().to_string();
+    let (served, address) = with_snapshots(&rules, &snapshot);
+    let callers: Vec<_> = (0..4)
+        .map(|_| {
+            tokio::spawn(async move {
+                let mut admitted = 0;
+                // Until the server is gone.
+                while let Some((200, _)) = try_http(address, "POST", "/json", CALL).await {
+                    admitted += 1;
+                }
+                admitted
+            })
+        })
+        .collect();
+    while !std::path::Path::new(&snapshot).exists() {
+        tokio::task::yield_now().await;
+    }
+    served.signal(Signal::SIGTERM);
+    let mut admitted = 0;
+    for caller in callers {
+        admitted += caller.await.unwrap();
+    }
+    assert_eq!(served.exit_code(), Some(0));
+    assert!(admitted > 0);
+
+    // Killed, it goes on with what it wrote last.
+    for restart in 1..3 {
+        let (served, address) = with_snapshots(&rules, &snapshot);
+        let answer: Value = serde_json::from_str(&http(address, "POST", "/json", CALL).await.1).unwrap();
+        assert_eq!(
+            answer["statuses"][0]["limitRemaining"],
+            1_000_000_000 - admitted - restart
+        );
+        let written = || fs::metadata(&snapshot).unwrap().modified().unwrap();
+        let last = written();
+        while written() == last {
+            tokio::task::yield_now().await;
+        }
+        drop(served);
+    }
+}
+
+#[test]
+fn a_file_that_is_no_snapshot_is_kept_and_told_of() {
+    let directory = tempfile::tempdir().unwrap();
+    let rules = file(&directory, "rules.yaml", YEARLY);
+    let whole = directory.path().join("whole").display().to_string();
+    let (served, _) = with_snapshots(&rules, &whole);
+    served.signal(Signal::SIGTERM);
+    assert_eq!(served.exit_code(), Some(0));
+    let whole = fs::read(&whole).unwrap();
+    let mut damaged = whole.clone();
+    damaged[60] ^= 1;
+    let mut other = whole.clone();
+    other[16] += 1;
+    for (i, (bytes, said)) in [
+        (&b"domain: d\n"[..], "it is no snapshot"),
+        (b"", "it is no snapshot"),
+        (&whole[..whole.len() - 1], "it is damaged"),
+        (&whole[..20], "it is damaged"),
+        (&damaged, "it is damaged"),
+        (&other, "it is of another version of tollgate"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let path = directory.path().join(format!("counts{i}"));
+        fs::write(&path, bytes).unwrap();
+        let path = path.display().to_string();
+        let mut served = Served::start(&["--config", &rules, "--snapshot", &path, "--shutdown-linger", "0"]);
+        served.line_with(&format!(
+            "cannot go on with {path}: {said}; it is kept as {path}.unusable"
+        ));
+        served.line_with("listening for HTTP");
+        served.signal(Signal::SIGTERM);
+        assert_eq!(served.exit_code(), Some(0));
+        assert_eq!(fs::read(format!("{path}.unusable")).unwrap(), bytes);
+        assert_eq!(fs::read(&path).unwrap().len(), whole.len());
+    }
+    let directory = directory.path().display().to_string();
+    let (code, _, err) = run(tollgate(&["--config", &rules, "--snapshot", &directory]));
+    assert_eq!(code, 1, "{err}");
+    assert!(
+        err.contains(&format!("cannot read the snapshot {directory}")),
+        "{err}"
+    );
 }

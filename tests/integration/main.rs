@@ -9,6 +9,7 @@ mod readme;
 mod regression;
 mod rule_files;
 mod seeds;
+mod snapshots;
 mod store_contract;
 mod support;
 mod wire;

@@ -147,24 +147,29 @@ fn brief_status(status: &DescriptorStatus) -> String {
 
 /// Sends one HTTP request; returns status and body.
 pub(crate) async fn http(address: SocketAddr, method: &str, path: &str, body: &str) -> (u16, String) {
-    let mut connection = TcpStream::connect(address)
+    try_http(address, method, path, body)
         .await
-        .expect("the server accepts connections");
+        .expect("the server answers")
+}
+
+/// The same. `None` if the connection does not come about or breaks.
+pub(crate) async fn try_http(
+    address: SocketAddr,
+    method: &str,
+    path: &str,
+    body: &str,
+) -> Option<(u16, String)> {
+    let mut connection = TcpStream::connect(address).await.ok()?;
     let length = body.len();
     let request = format!(
         "{method} {path} HTTP/1.1\r\nhost: t\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}"
     );
-    connection.write_all(request.as_bytes()).await.unwrap();
+    connection.write_all(request.as_bytes()).await.ok()?;
     let mut reply = String::new();
-    connection.read_to_string(&mut reply).await.unwrap();
-    let status = reply
-        .split(' ')
-        .nth(1)
-        .expect("there is a status line")
-        .parse()
-        .unwrap();
-    let (_, body) = reply.split_once("\r\n\r\n").expect("there is a body");
-    (status, body.to_owned())
+    connection.read_to_string(&mut reply).await.ok()?;
+    let status = reply.split(' ').nth(1)?.parse().ok()?;
+    let (_, body) = reply.split_once("\r\n\r\n")?;
+    Some((status, body.to_owned()))
 }
 
 /// A server on free ports of the loopback address.
@@ -192,6 +197,7 @@ impl TestServer {
             port: 0,
             shutdown_linger,
             shutdown_grace: Duration::from_secs(30),
+            snapshot: None,
         };
         let limiter = Arc::new(limiter);
         let clock = Arc::new(Clock::Manual(ManualClock::new(Duration::from_secs(T))));

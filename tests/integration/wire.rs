@@ -278,6 +278,7 @@ async fn a_port_that_is_taken_is_named() {
         port: 0,
         shutdown_linger: Duration::ZERO,
         shutdown_grace: Duration::ZERO,
+        snapshot: None,
     };
     let limiter = std::sync::Arc::new(Limiter::new(LimiterConfig::default()));
     let clock = std::sync::Arc::new(tollgate::clock::Clock::system());
