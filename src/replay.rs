@@ -94,10 +94,25 @@ struct Line<'a> {
 
 impl Line<'_> {
     fn since_epoch(&self) -> Option<Duration> {
-        let seconds = Duration::try_from_secs_f64(self.time.get().parse().ok()?).ok()?;
+        let text = self.time.get();
+        let seconds = match decimal(text) {
+            Some(seconds) => seconds,
+            None => Duration::try_from_secs_f64(text.parse().ok()?).ok()?,
+        };
         // Later than the clock goes, in the year 2554: these are milliseconds.
         (seconds.as_secs() < u64::MAX / 1_000_000_000).then_some(seconds)
     }
+}
+
+/// The time that a number without an exponent stands for, to the nanosecond, which a float would not hold.
+fn decimal(text: &str) -> Option<Duration> {
+    let (seconds, fraction) = text.split_once('.').unwrap_or((text, "0"));
+    let nanoseconds = format!("{fraction:0<9.9}");
+    let is_digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+    if !is_digits(seconds) || !is_digits(fraction) {
+        return None;
+    }
+    Some(Duration::new(seconds.parse().ok()?, nanoseconds.parse().ok()?))
 }
 
 impl<W: Write> Replay<W> {
@@ -146,7 +161,10 @@ impl<W: Write> Replay<W> {
             Err(error) => return Ok(Err(error.to_string().replace(" at line 1 column", ", at column"))),
         };
         let Some(since_epoch) = line.since_epoch() else {
-            let fault = format!("time must be a number of seconds since 1970, not {}", line.time);
+            let fault = format!(
+                "time must be a number of seconds since 1970, before the year 2554, not {}",
+                line.time
+            );
             return Ok(Err(fault));
         };
         self.clock
@@ -274,4 +292,24 @@ fn by_name(statistics: &Statistics) -> [(&'static str, u64); 5] {
         ("within_limit", statistics.within_limit),
         ("shadow_mode", statistics.shadow_mode),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_read_to_the_nanosecond() {
+        #[track_caller]
+        fn test(text: &str, expected: Option<(u64, u32)>) {
+            let expected = expected.map(|(seconds, nanoseconds)| Duration::new(seconds, nanoseconds));
+            assert_eq!(decimal(text), expected, "{text}");
+        }
+        test("1700000000", Some((1_700_000_000, 0)));
+        test("1699999999.374", Some((1_699_999_999, 374_000_000)));
+        test("0.0000000019", Some((0, 1)));
+        for other in ["1.7e9", "-1", "1.-5", "99999999999999999999", "null"] {
+            test(other, None);
+        }
+    }
 }

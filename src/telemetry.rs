@@ -9,9 +9,12 @@ use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing::{Event, Subscriber};
 use tracing_appender::non_blocking::{NonBlockingBuilder, WorkerGuard};
+use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::clock::Clock;
 
@@ -31,7 +34,7 @@ const MOST_WAITING_LINES: usize = 10_000;
 #[derive(Debug)]
 pub struct LogGuard(#[expect(dead_code, reason = "held to be dropped")] WorkerGuard);
 
-/// Sends all events of `level` and above to stderr. Call it once.
+/// Sends all our events of `level` and above to stderr; those of libraries go into too much detail. Call it once.
 ///
 /// A thread of its own writes them: a log that is full, closed or not read never holds up or ends the program.
 pub fn init(level: LevelFilter, format: LogFormat) -> LogGuard {
@@ -48,6 +51,8 @@ pub fn init(level: LevelFilter, format: LogFormat) -> LogGuard {
             format,
             clock: Clock::system(),
         })
+        .finish()
+        .with(Targets::new().with_target(env!("CARGO_PKG_NAME"), level))
         .init();
     LogGuard(guard)
 }

@@ -9,7 +9,7 @@ use futures_util::stream::{self, Stream};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Sleep, sleep, timeout};
 use tonic::transport::server::{Connected, TcpConnectInfo};
 use tracing::warn;
 
@@ -20,6 +20,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// How long a client may take to say its first words.
 const OPENING_PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long a client may leave an answer unread that no more can be written.
+const READING_PATIENCE: Duration = Duration::from_secs(30);
 
 /// The connections to a port. When none can be taken, as when the process has no file descriptor left, it waits a moment
 /// and tries again.
@@ -46,6 +49,7 @@ pub(super) fn connections(
                     missing: opening,
                     patience,
                 }),
+                stalled: None,
             };
             Some((Ok(connection), listener))
         }
@@ -82,6 +86,8 @@ pub(super) struct Connection {
     stream: TcpStream,
     /// `None` once the client has begun.
     opening: Option<Opening>,
+    /// Runs while nothing more can be written.
+    stalled: Option<Pin<Box<Sleep>>>,
 }
 
 /// What a connection waits for at first.
@@ -90,6 +96,25 @@ struct Opening {
     missing: usize,
     /// Ends when the wait is over.
     patience: Pin<Box<dyn Future<Output = ()> + Send>>,
+}
+
+impl Connection {
+    /// What became of a write; an error if none has worked for too long.
+    fn unless_stalled(
+        &mut self,
+        written: Poll<io::Result<usize>>,
+        context: &mut Context<'_>,
+    ) -> Poll<io::Result<usize>> {
+        if written.is_ready() {
+            self.stalled = None;
+            return written;
+        }
+        let stalled = self
+            .stalled
+            .get_or_insert_with(|| Box::pin(sleep(READING_PATIENCE)));
+        ready!(stalled.as_mut().poll(context));
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+    }
 }
 
 impl AsyncRead for Connection {
@@ -121,7 +146,8 @@ impl AsyncWrite for Connection {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(context, bytes)
+        let written = Pin::new(&mut self.stream).poll_write(context, bytes);
+        self.unless_stalled(written, context)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -137,7 +163,8 @@ impl AsyncWrite for Connection {
         context: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(context, slices)
+        let written = Pin::new(&mut self.stream).poll_write_vectored(context, slices);
+        self.unless_stalled(written, context)
     }
 
     fn is_write_vectored(&self) -> bool {

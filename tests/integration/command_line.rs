@@ -196,11 +196,11 @@ fn replay_reports_lines_that_it_cannot_read_and_goes_on() {
     assert!(lines[0].starts_with("-:2: "), "{err}");
     assert_eq!(
         lines[1],
-        "-:3: time must be a number of seconds since 1970, not \"soon\""
+        "-:3: time must be a number of seconds since 1970, before the year 2554, not \"soon\""
     );
     assert_eq!(
         lines[2],
-        "-:4: time must be a number of seconds since 1970, not -1"
+        "-:4: time must be a number of seconds since 1970, before the year 2554, not -1"
     );
     assert_eq!(lines[3], "error: 3 lines of - could not be read");
 }
