@@ -21,7 +21,7 @@ use crate::clock::Timestamp;
 use crate::decision::{
     Code, CurrentLimit, Decision, DescriptorStatus, LimitSource, ResponseHeader, Statistics,
 };
-use crate::descriptor::{Descriptor, Entry, Request};
+use crate::descriptor::{Descriptor, Entry, Hits, Request};
 use crate::key::KeyMaker;
 use crate::matcher::{Domain, Matcher};
 use crate::rate_limit::{Charge, RateLimit};
@@ -201,7 +201,15 @@ impl Limiter {
             Charge::AllOrNothing if quota_passes || self.config.shadow_mode => Charge::Each,
             charge => charge,
         };
-        let outcomes = self.store.hit(&hits, charge, now);
+        // An address that is no address refuses the call, before anything is counted.
+        let refused_outright = questions
+            .iter()
+            .any(|question| matches!(question.source, LimitSource::Refused));
+        let outcomes = if refused_outright && charge != Charge::Each {
+            self.store.hit(&without_charges(&hits), Charge::Each, now)
+        } else {
+            self.store.hit(&hits, charge, now)
+        };
 
         let mut statuses: SmallVec<[DescriptorStatus<'m>; 4]> = questions
             .iter()
@@ -216,9 +224,6 @@ impl Limiter {
             let status = &mut statuses[hits[0].descriptor];
             self.complete(status, &hits[shown], &outcomes[shown]);
         }
-        let refused_outright = statuses
-            .iter()
-            .any(|status| status.code == Code::OverLimit && status.current_limit.is_none());
         (
             statuses,
             refused_outright || !quota_passes && refuses(&hits, &outcomes),
@@ -415,6 +420,17 @@ fn drop_replaced(questions: &mut [Question<'_, '_>]) {
             }
         }
     }
+}
+
+/// The same hits, but what they would charge is only looked at.
+fn without_charges<'a>(hits: &[Hit<'a>]) -> SmallVec<[Hit<'a>; 4]> {
+    let mut hits: SmallVec<[Hit<'a>; 4]> = hits.iter().cloned().collect();
+    for hit in &mut hits {
+        if let Hits::Charge(count) = &mut hit.hits {
+            *count = 0;
+        }
+    }
+    hits
 }
 
 /// Which of a descriptor's limits its status shows: the first that refuses, else the one with the least left in proportion.

@@ -174,6 +174,16 @@ impl RateLimit {
         RateLimit::per_window(Window::of_units(unit, NonZeroU32::MIN), requests_per_unit)
     }
 
+    /// Whether refused hits start the window again.
+    pub fn renews_window(&self) -> bool {
+        matches!(
+            self.algorithm,
+            Algorithm::FixedWindow(WindowStart::FirstHit(
+                OnExceeded::RenewWindow | OnExceeded::Backoff { .. }
+            ))
+        )
+    }
+
     /// The most hits that can pass at once.
     pub fn capacity(&self) -> u32 {
         match self.algorithm {

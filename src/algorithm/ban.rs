@@ -63,10 +63,10 @@ pub(crate) fn note_refusal(
     let time = now.monotonic_nanoseconds();
     let known = Refusals::at(state, time);
     let window_end = match (&limit.algorithm, known) {
-        // The window may have been renewed by this very hit.
+        // This very hit may have renewed it.
+        (_, Some(known)) if !limit.renews_window() => known.end,
         (Algorithm::FixedWindow(_), _) => time.saturating_add(nanoseconds(until_reset)),
-        (_, Some(known)) => known.end,
-        (_, None) => time.saturating_add(limit.window.nanoseconds()),
+        _ => time.saturating_add(limit.window.nanoseconds()),
     };
     let known = known.unwrap_or(Refusals {
         end: window_end,
@@ -100,7 +100,7 @@ fn nanoseconds(duration: Duration) -> u64 {
 mod tests {
     use super::*;
     use crate::clock::ManualClock;
-    use crate::rate_limit::Unit;
+    use crate::rate_limit::{OnExceeded, Unit, WindowStart};
 
     #[test]
     fn the_refusal_after_the_ordinary_ones_bans_the_key() {
@@ -155,20 +155,28 @@ mod tests {
     }
 
     #[test]
-    fn a_ban_of_a_window_ends_with_it_and_grows_when_it_is_renewed() {
-        let ban = Ban {
-            after: 0,
-            lasts: BanDuration::Window,
-        };
-        let limit = RateLimit::per(Unit::Minute, 1);
-        let clock = ManualClock::default();
-        let mut state = State::default();
-        note_refusal(&ban, &limit, &mut state, Duration::from_secs(10), clock.now());
-        clock.advance(Duration::from_secs(9));
-        let renewed = note_refusal(&ban, &limit, &mut state, Duration::from_secs(10), clock.now());
-        assert_eq!(renewed.unwrap().remaining, Duration::from_secs(10));
-        clock.advance(Duration::from_secs(10));
-        assert_eq!(of(&state, clock.now()), None);
+    fn a_ban_of_a_window_ends_with_it_and_grows_only_when_it_is_renewed() {
+        #[track_caller]
+        fn test(on_exceeded: OnExceeded, lasts: u64) {
+            let ban = Ban {
+                after: 0,
+                lasts: BanDuration::Window,
+            };
+            let limit = RateLimit {
+                algorithm: Algorithm::FixedWindow(WindowStart::FirstHit(on_exceeded)),
+                ..RateLimit::per(Unit::Minute, 1)
+            };
+            let clock = ManualClock::default();
+            let mut state = State::default();
+            note_refusal(&ban, &limit, &mut state, Duration::from_secs(10), clock.now());
+            clock.advance(Duration::from_secs(9));
+            let banned = note_refusal(&ban, &limit, &mut state, Duration::from_secs(10), clock.now());
+            assert_eq!(banned.unwrap().remaining, Duration::from_secs(lasts));
+            clock.advance(Duration::from_secs(lasts));
+            assert_eq!(of(&state, clock.now()), None);
+        }
+        test(OnExceeded::Keep, 1);
+        test(OnExceeded::RenewWindow, 10);
     }
 
     #[test]

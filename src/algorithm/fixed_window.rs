@@ -239,7 +239,7 @@ fn hit_first_hit(
         (closes, counter) = (time.saturating_add(limit.window.nanoseconds()), 0);
     }
     let mut outcome = count(limit, &mut counter, hits, Duration::ZERO);
-    if outcome.over_limit && hits != Hits::Charge(0) {
+    if outcome.over_limit && matches!(hits, Hits::Charge(1..)) {
         closes = match on_exceeded {
             OnExceeded::Keep => closes,
             OnExceeded::RenewWindow => time.saturating_add(limit.window.nanoseconds()),

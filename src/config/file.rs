@@ -166,6 +166,7 @@ fn names_of_limits(domain: &Domain) -> HashSet<&str> {
         .rules()
         .flat_map(Rule::limits)
         .map(|limit| &*limit.name)
+        .filter(|name| !name.is_empty())
         .collect()
 }
 

@@ -115,6 +115,14 @@ impl LimitReader<'_, '_> {
             false => matches!(algorithm, Algorithm::FixedWindow(_)),
         };
         self.check_on_exceeded(fields, &algorithm, charge_refused);
+        if charge_refused && fields.has("charge_refused") && self.charge == Some(Charge::AllOrNothing) {
+            let fault = "charge_refused: true means nothing in a domain with charge: all_or_nothing";
+            self.error(
+                fields.position_of("charge_refused"),
+                fault,
+                "take out one of them",
+            );
+        }
         self.check_requests_per_unit(fields, &algorithm, requests_per_unit?);
         Some(RateLimit {
             algorithm,
@@ -249,10 +257,18 @@ impl LimitReader<'_, '_> {
                 .calendar(fields, window, from_first_hit)
                 .map(|calendar| WindowStart::Calendar(Box::new(calendar)));
         }
-        if from_first_hit {
-            return Some(WindowStart::FirstHit(on_exceeded?));
+        if !from_first_hit {
+            return Some(WindowStart::Clock);
         }
-        Some(WindowStart::Clock)
+        let on_exceeded = on_exceeded?;
+        if let OnExceeded::Backoff { max_milliseconds, .. } = on_exceeded
+            && max_milliseconds < window.milliseconds()
+        {
+            let fault = "max is shorter than the window, so that a refused hit would shorten it";
+            let advice = "write at least the window's length, or take max out";
+            self.error(fields.position_of("on_exceeded"), fault, advice);
+        }
+        Some(WindowStart::FirstHit(on_exceeded))
     }
 
     fn calendar(&mut self, fields: &Fields, window: Window, from_first_hit: bool) -> Option<Calendar> {

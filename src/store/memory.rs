@@ -204,14 +204,16 @@ struct Counters<'s> {
 
 impl Counters<'_> {
     /// Charges `hits` on the limit of `hit`, on its burst if the limit refuses, and notes a refusal that counts towards a
-    /// ban. A ban with a length of its own leaves the counter alone: what came in meanwhile is not to bring on the next.
+    /// ban. During a ban the counter is left alone, unless refused hits are to renew its window: what comes in meanwhile is
+    /// not to bring on the next ban.
     fn hit(&mut self, hit: &Hit<'_>, hits: Hits) -> Outcome {
         let Some(ban) = &hit.limit.ban else {
             return self.count(hit, hits);
         };
         let running = ban::of(&self.get(hit.key.of_ban()), self.now);
-        let mut outcome = match (running, &ban.lasts, hits) {
-            (Some(_), BanDuration::For(_), Hits::Charge(_)) => self.count(hit, Hits::Charge(0)),
+        let goes_on = matches!(ban.lasts, BanDuration::Window) && hit.limit.renews_window();
+        let mut outcome = match (running, hits) {
+            (Some(_), Hits::Charge(_)) if !goes_on => self.count(hit, Hits::Charge(0)),
             _ => self.count(hit, hits),
         };
         outcome.over_limit |= running.is_some();
@@ -234,22 +236,40 @@ impl Counters<'_> {
         outcome
     }
 
-    /// The limit, and its burst if the limit refuses.
+    /// The limit, and its burst if the limit refuses. What is given back goes to the burst first: its hits came last.
     fn count(&mut self, hit: &Hit<'_>, hits: Hits) -> Outcome {
         if self.lacks_room(hit.key) {
             return self.turn_away(hit, hits);
         }
-        let outcome = self.charge(hit.key, hit.limit, hits);
         let Some(burst) = &hit.limit.burst else {
-            return outcome;
+            return self.charge(hit.key, hit.limit, hits);
         };
-        if !outcome.over_limit || matches!(hits, Hits::Refund(_)) {
+        if let Hits::Refund(count) = hits {
+            return self.refund(hit, burst, count);
+        }
+        let outcome = self.charge(hit.key, hit.limit, hits);
+        if !outcome.over_limit {
             return outcome;
         }
         let of_burst = self.charge(hit.key.of_burst(burst), burst, hits);
         Outcome {
             over_limit: of_burst.over_limit,
             until_reset: outcome.until_reset.min(of_burst.until_reset),
+            ..outcome
+        }
+    }
+
+    fn refund(&mut self, hit: &Hit<'_>, burst: &RateLimit, count: u64) -> Outcome {
+        let of_burst = self.charge(hit.key.of_burst(burst), burst, Hits::Refund(count));
+        let returned = of_burst.before.saturating_sub(of_burst.after);
+        // The limit knows of the burst's hits only if it is charged what it refuses.
+        let rest = match hit.limit.charge_refused {
+            true => count,
+            false => count.saturating_sub(returned),
+        };
+        let outcome = self.charge(hit.key, hit.limit, Hits::Refund(rest));
+        Outcome {
+            over_limit: outcome.over_limit && of_burst.over_limit,
             ..outcome
         }
     }
@@ -430,7 +450,13 @@ impl<'s> LockedShards<'s> {
         }
         for (i, hit) in hits.iter().enumerate() {
             if matches!(hit.hits, Hits::Refund(_)) {
+                // What has refused the call has refused it, whatever is over by now.
+                let was_over = outcomes[i].over_limit;
                 outcomes[i] = self.counters(i, now).hit(hit, hit.hits);
+                if was_over {
+                    outcomes[i].over_limit = true;
+                    outcomes[i].remaining = 0;
+                }
             }
         }
         for (i, hit) in hits.iter().enumerate() {

@@ -8,6 +8,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use serde_json::Value;
 use tollgate::limiter::LimiterConfig;
+use tollgate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use tollgate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride;
 use tollgate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use tollgate::rls::json::response;
@@ -419,6 +420,124 @@ descriptors:
     }
     limiter.set_time(T + 35);
     assert_eq!([0; 2].map(|_| limiter.brief(&call)), ["OK: OK0", "OVER: OVER"]);
+}
+
+/// One descriptor with hits of its own; negative ones are given back.
+fn with_hits(descriptor: &str, hits: i64) -> RateLimitDescriptor {
+    let mut descriptor = request("d", &[descriptor]).descriptors.remove(0);
+    descriptor.hits_addend = Some(hits.unsigned_abs());
+    descriptor.is_negative_hits = hits < 0;
+    descriptor
+}
+
+fn call_of(descriptors: Vec<RateLimitDescriptor>) -> RateLimitRequest {
+    RateLimitRequest {
+        domain: "d".into(),
+        descriptors,
+        hits_addend: 0,
+    }
+}
+
+#[test]
+fn a_call_that_was_taken_back_stays_refused_whatever_is_given_back() {
+    let limiter = TestLimiter::new(
+        "
+domain: d
+charge: all_or_nothing
+descriptors:
+  - {key: k, rate_limit: {unit: hour, requests_per_unit: 1, burst: {unit: hour, requests_per_unit: 5, window_start: first_hit}}}
+",
+    );
+    let call = call_of(vec![with_hits("k=v", 4), with_hits("k=v", -1)]);
+    // One that passes takes four and gives one back; a refused one gives one back all the same, so that the fourth has room.
+    assert_eq!([0; 4].map(|_| limiter.ask(&call).overall_code), [1, 2, 2, 1]);
+    // The limit that came along has charged; what is given back stands in the way by itself.
+    let limiter = TestLimiter::new(ALL_OR_NOTHING);
+    let mut over = call_of(vec![with_hits("user=v", 8), with_hits("user=v", -1)]);
+    over.descriptors[0].limit = Some(RateLimitOverride {
+        unit: 3,
+        requests_per_unit: 10,
+        unit_multiplier: None,
+    });
+    assert_eq!([0; 3].map(|_| limiter.ask(&over).overall_code), [2; 3]);
+    assert_eq!(limiter.brief(&request("d", &["user=v"])), "OK: OK1");
+}
+
+#[test]
+fn a_ban_until_the_end_of_the_window_ends_there() {
+    for charge in ["each", "all_or_nothing"] {
+        let limiter = TestLimiter::new(&format!(
+            "
+domain: d
+charge: {charge}
+descriptors:
+  - {{key: k, rate_limit: {{unit: minute, requests_per_unit: 10, window_start: first_hit, ban: {{after: 0, for: window}}}}}}
+  - {{key: b, rate_limit: {{unit: minute, requests_per_unit: 60, burst_size: 5, algorithm: token_bucket, ban: {{after: 0, for: window}}}}}}
+"
+        ));
+        for key in ["k=x", "b=x"] {
+            let hits = |hits| call_of(vec![with_hits(key, hits)]);
+            limiter.set_time(T);
+            assert_eq!(limiter.ask(&hits(11)).overall_code, 2);
+            for second in [1, 30, 59] {
+                limiter.set_time(T + second);
+                assert_eq!(
+                    ban(&limiter.ask(&hits(1))),
+                    Some(1_000.0 * (60 - second) as f64),
+                    "{key}"
+                );
+            }
+            limiter.set_time(T + 60);
+            assert_eq!(limiter.ask(&hits(5)).overall_code, 1, "{charge} {key}");
+        }
+    }
+}
+
+#[test]
+fn an_address_that_is_refused_charges_nothing_else() {
+    let limiter = TestLimiter::new(
+        "
+domain: d
+charge: all_or_nothing
+client_address: [{key: xff, trusted: [loopback], malformed: refuse}]
+descriptors:
+  - {key: k, rate_limit: {unit: hour, requests_per_unit: 2}}
+  - {key: xff, rate_limit: {unit: hour, requests_per_unit: 2}}
+",
+    );
+    for _ in 0..3 {
+        assert_eq!(limiter.ask(&request("d", &["k=v", "xff=junk"])).overall_code, 2);
+    }
+    assert_eq!(limiter.brief(&request("d", &["k=v"])), "OK: OK1");
+}
+
+#[test]
+fn what_is_given_back_neither_renews_a_window_nor_stops_at_the_burst() {
+    let limiter = TestLimiter::new(
+        "
+domain: d
+descriptors:
+  - {key: r, rate_limit: {unit: minute, requests_per_unit: 1, window_start: first_hit, on_exceeded: renew_window}}
+  - {key: b, rate_limit: {unit: hour, requests_per_unit: 1, burst: {unit: hour, requests_per_unit: 5}}}
+  - {key: u, rate_limit: {unit: hour, requests_per_unit: 1, charge_refused: false, burst: {unit: hour, requests_per_unit: 5}}}
+",
+    );
+    for _ in 0..3 {
+        limiter.ask(&request("d", &["r=x"]));
+    }
+    limiter.set_time(T + 49);
+    let answer = limiter.ask(&call_of(vec![with_hits("r=x", -1)]));
+    assert_eq!(answer.statuses[0].duration_until_reset.unwrap().seconds, 11);
+    for key in ["b=x", "u=x"] {
+        let passing = || {
+            (0..9)
+                .filter(|_| limiter.ask(&request("d", &[key])).overall_code == 1)
+                .count()
+        };
+        assert_eq!(passing(), 6, "{key}");
+        limiter.ask(&call_of(vec![with_hits(key, -9)]));
+        assert_eq!(passing(), 6, "{key}");
+    }
 }
 
 #[test]

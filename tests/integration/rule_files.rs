@@ -560,6 +560,29 @@ r.yaml:16:39: d: "300.0.0.0/8" is no network; write a network such as 10.0.0.0/8
 }
 
 #[test]
+fn what_would_turn_a_key_into_its_opposite_is_refused() {
+    test(
+        "domain: d
+charge: all_or_nothing
+descriptors:
+  - {key: a, rate_limit: {unit: hour, requests_per_unit: 1, algorithm: token_bucket, charge_refused: true}}
+",
+        "
+r.yaml:4:86: d.a.rate_limit: charge_refused: true means nothing in a domain with charge: all_or_nothing; take out one of them
+",
+    );
+    test(
+        "domain: d
+descriptors:
+  - {key: a, rate_limit: {unit: minute, requests_per_unit: 1, window_start: first_hit, on_exceeded: {backoff: {max: 1s}}}}
+",
+        "
+r.yaml:3:88: d.a.rate_limit: max is shorter than the window, so that a refused hit would shorten it; write at least the window's length, or take max out
+",
+    );
+}
+
+#[test]
 fn replaces_of_nothing_is_pointed_out() {
     test(
         "domain: d
