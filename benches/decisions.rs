@@ -1,0 +1,133 @@
+//! What a decision costs without the network, beside what the messages alone cost; and the client behind ten proxies.
+//!
+//! ```sh
+//! cargo bench --bench decisions
+//! ```
+
+use std::hint::black_box;
+use std::time::Duration;
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use prost::Message as _;
+use tollgate::client_address::{ClientAddress, Malformed, Trusted, preset};
+use tollgate::clock::Clock;
+use tollgate::config::file;
+use tollgate::config::source::SourceFile;
+use tollgate::limiter::{Limiter, LimiterConfig};
+use tollgate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use tollgate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
+use tollgate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use tollgate::rls::convert;
+
+const RULES: &str = "
+domain: shop
+descriptors:
+  - {key: remote_address, rate_limit: {unit: hour, requests_per_unit: 4000000000}}
+  - key: path
+    value: /login
+    descriptors:
+      - {key: remote_address, rate_limit: {unit: minute, requests_per_unit: 5}}
+  - {key: bucket, rate_limit: {unit: second, requests_per_unit: 4000000000, algorithm: token_bucket}}
+  - {key: sliding, rate_limit: {unit: hour, requests_per_unit: 4000000000, algorithm: sliding_window}}
+  - {key: banned, rate_limit: {unit: hour, requests_per_unit: 1, ban: {after: 0, for: 1h}}}
+";
+
+fn request(descriptors: &[&[(&'static str, &'static str)]]) -> RateLimitRequest {
+    let descriptor = |entries: &&[(&'static str, &'static str)]| RateLimitDescriptor {
+        entries: entries
+            .iter()
+            .map(|(key, value)| Entry {
+                key: key.as_bytes().into(),
+                value: value.as_bytes().into(),
+            })
+            .collect(),
+        ..RateLimitDescriptor::default()
+    };
+    RateLimitRequest {
+        domain: "shop".into(),
+        descriptors: descriptors.iter().map(descriptor).collect(),
+        hits_addend: 0,
+    }
+}
+
+/// From the bytes of the request to those of the answer.
+fn decisions(criterion: &mut Criterion) {
+    let limiter = Limiter::new(LimiterConfig::default());
+    let source = SourceFile {
+        name: "bench.yaml".into(),
+        text: RULES.into(),
+    };
+    limiter.set_matcher(file::load(&[source], false).expect("the rules are sound").matcher);
+    let clock = Clock::system();
+    let decide = |wire: &[u8]| -> RateLimitResponse {
+        let message = RateLimitRequest::decode(wire).expect("it is a request");
+        let matcher = limiter.matcher();
+        let request = convert::request(&message);
+        let decision = limiter
+            .decide(matcher.as_deref(), &request, clock.now())
+            .expect("there are rules");
+        convert::response(&decision)
+    };
+
+    let mut group = criterion.benchmark_group("decision");
+    for (name, request) in [
+        (
+            "one descriptor",
+            request(&[&[("remote_address", "198.51.100.7")]]),
+        ),
+        (
+            "three descriptors",
+            request(&[
+                &[("remote_address", "198.51.100.7")],
+                &[("path", "/login"), ("remote_address", "198.51.100.7")],
+                &[("path", "/other"), ("remote_address", "198.51.100.7")],
+            ]),
+        ),
+        ("token bucket", request(&[&[("bucket", "198.51.100.7")]])),
+        ("sliding window", request(&[&[("sliding", "198.51.100.7")]])),
+        ("banned", request(&[&[("banned", "198.51.100.7")]])),
+        ("no rule", request(&[&[("else", "198.51.100.7")]])),
+    ] {
+        let wire = request.encode_to_vec();
+        let answer = decide(&wire);
+        group.bench_function(name, |bencher| {
+            bencher.iter(|| decide(black_box(&wire)).encode_to_vec());
+        });
+        group.bench_function(format!("{name}, messages alone"), |bencher| {
+            bencher.iter(|| {
+                let message = RateLimitRequest::decode(black_box(wire.as_slice())).expect("it is a request");
+                (message, black_box(&answer).clone().encode_to_vec())
+            });
+        });
+    }
+    group.finish();
+}
+
+/// Ten proxies in front of a client, all in networks that are trusted.
+fn client_address(criterion: &mut Criterion) {
+    let chain = "203.0.113.7, 10.0.0.1, 10.0.0.2, 10.0.0.3, 10.0.0.4, 10.0.0.5, 10.0.0.6, 10.0.0.7, 10.0.0.8, \
+                 10.0.0.9, 10.0.0.10";
+    let networks = ["loopback", "linklocal", "uniquelocal"];
+    let address = ClientAddress {
+        trusted: Trusted::Networks(
+            networks
+                .iter()
+                .filter_map(|name| preset(name))
+                .flatten()
+                .collect(),
+        ),
+        ipv4_prefix: 32,
+        ipv6_prefix: 64,
+        malformed: Malformed::Previous,
+    };
+    criterion.bench_function("chain of eleven addresses", |bencher| {
+        bencher.iter(|| black_box(&address).resolve(black_box(chain.as_bytes())));
+    });
+}
+
+criterion_group! {
+    name = benches;
+    config = Criterion::default().warm_up_time(Duration::from_secs(1)).measurement_time(Duration::from_secs(3));
+    targets = decisions, client_address
+}
+criterion_main!(benches);
