@@ -160,8 +160,7 @@ fn expiry() {
     const KEYS: u64 = 1_000_000;
     const MEASURED: Duration = Duration::from_secs(5);
     let limit = RateLimit::per(Unit::Year, 1_000_000);
-    let mut second = RateLimit::per(Unit::Second, 100);
-    second.name = "expiring".into();
+    let second = RateLimit::per(Unit::Second, 100);
     for expiring in [false, true] {
         let bench = Bench::new(None);
         let now = bench.clock.now();

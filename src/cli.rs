@@ -1,5 +1,6 @@
 //! The command line: every flag, the environment variable behind it, and the commands.
 
+mod control_group;
 mod settings;
 mod values;
 
@@ -26,6 +27,8 @@ use crate::clock::Clock;
 use crate::config::file::Loaded;
 use crate::config::{RulesConfig, RulesSource, nearest};
 use crate::limiter::{Limiter, LimiterConfig};
+use crate::matcher::Domain;
+use crate::rate_limit::Charge;
 use crate::replay::{Replay, Reply};
 use crate::rule::{Level, Rule};
 use crate::server::Server;
@@ -293,10 +296,18 @@ impl Serve {
         let (limiter, clock) = match snapshot {
             Some(snapshot) => {
                 let clock = Clock::system_after(snapshot.monotonic_at(Clock::system().now()));
-                (Limiter::resume(config, &snapshot, clock.now()), clock)
+                let limiter =
+                    Limiter::resume(config, &snapshot, clock.now()).context("cannot read the snapshot")?;
+                (limiter, clock)
             }
             None => (Limiter::new(config), Clock::system()),
         };
+        if let Some(snapshot) = &server_config.snapshot {
+            // Better now than at the end, when the counts would be lost.
+            limiter
+                .write_snapshot(&SnapshotFile::new(snapshot.path.clone()), clock.now())
+                .with_context(|| format!("cannot write the snapshot {}", snapshot.path.display()))?;
+        }
         let resumed = limiter.store().len();
         if resumed > 0 {
             warn!(
@@ -319,7 +330,7 @@ impl Serve {
             warn!(%grpc, "listening for gRPC on {grpc}");
             warn!(%http, "listening for HTTP on {http}");
             warn!(rules = rules_loaded, "loaded {rules_loaded} rules");
-            warn!(keys = room, "there is room for the counters of {room} keys");
+            warn!(counters = room, "there is room for {room} counters");
             if matches!(rules.source, RulesSource::Example) {
                 tell(example_hint(http.port(), grpc.port()));
             }
@@ -378,6 +389,9 @@ impl Check {
         domains.sort_by_key(|domain| domain.name());
         if self.print {
             for domain in &domains {
+                for line in domain_lines(domain) {
+                    writeln!(out, "{line}")?;
+                }
                 for rule in domain.rules() {
                     writeln!(out, "{}", rule_line(domain.name(), rule))?;
                 }
@@ -392,6 +406,21 @@ impl Check {
         )?;
         Ok(ExitCode::SUCCESS)
     }
+}
+
+/// What `--print` shows of a domain besides its rules.
+fn domain_lines(domain: &Domain) -> Vec<String> {
+    let name = domain.name();
+    let charge = domain
+        .charge()
+        .filter(|charge| *charge == Charge::AllOrNothing)
+        .map(|_| format!("{name}: charge all_or_nothing"));
+    let mut addresses: Vec<String> = domain
+        .client_address_keys()
+        .map(|key| format!("{name}: client_address {}", String::from_utf8_lossy(key)))
+        .collect();
+    addresses.sort();
+    charge.into_iter().chain(addresses).collect()
 }
 
 /// One rule as `--print` shows it.

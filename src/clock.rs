@@ -133,7 +133,7 @@ impl ManualClock {
 }
 
 /// Saturates after the year 2554.
-fn nanoseconds(duration: Duration) -> u64 {
+pub(crate) fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 

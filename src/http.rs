@@ -15,11 +15,15 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::any;
+use thiserror::Error;
+use tokio::time::error::Elapsed;
 use tokio::time::timeout;
 use tracing::debug;
 
 use crate::health::Health;
+use crate::limiter::DecideError;
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
+use crate::rls::json::InvalidJson;
 use crate::rls::{Rls, json};
 
 /// The largest body that `/json` reads, in bytes. As JSON is parsed it takes a hundred times as much memory.
@@ -47,13 +51,26 @@ async fn decide(State(rls): State<Rls>, body: Body) -> Response {
     match answer(&rls, body).await {
         Ok(response) => response,
         Err(error) => {
-            debug!("bad request on /json: {error:#}");
+            debug!(%error, "bad request on /json: {error}");
             (StatusCode::BAD_REQUEST, "Bad Request\n").into_response()
         }
     }
 }
 
-async fn answer(rls: &Rls, body: Body) -> anyhow::Result<Response> {
+/// Why there is no answer. envoyproxy/ratelimit says 400 to all of it.
+#[derive(Debug, Error)]
+enum BadRequest {
+    #[error("the body did not arrive in time")]
+    Late(#[from] Elapsed),
+    #[error("{0}")]
+    Body(#[from] axum::Error),
+    #[error("{0}")]
+    Json(#[from] InvalidJson),
+    #[error("{0}")]
+    Decide(#[from] DecideError),
+}
+
+async fn answer(rls: &Rls, body: Body) -> Result<Response, BadRequest> {
     let body = timeout(BODY_PATIENCE, to_bytes(body, LARGEST_BODY)).await??;
     let response = rls.decide(&json::request(&body)?)?;
     let status = match response.overall_code() {

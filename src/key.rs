@@ -50,13 +50,13 @@ pub(crate) enum Worth {
 impl Worth {
     /// What a counter of `limit` is worth after this outcome.
     pub(crate) fn of(outcome: &Outcome, limit: &RateLimit) -> Self {
-        let (left, capacity) = (u64::from(outcome.remaining), u64::from(limit.capacity()));
-        match left {
+        let (used, capacity) = (outcome.after, u64::from(limit.capacity()));
+        match capacity {
             // A limit that admits nothing needs no counter to refuse.
-            _ if capacity == 0 => Worth::Least,
-            0 => Worth::Most,
-            _ if left * 2 <= capacity => Worth::Much,
-            _ if left * 8 < capacity * 7 => Worth::Little,
+            0 => Worth::Least,
+            _ if used >= capacity => Worth::Most,
+            _ if used * 2 >= capacity => Worth::Much,
+            _ if used * 8 > capacity => Worth::Little,
             _ => Worth::Least,
         }
     }
@@ -104,10 +104,11 @@ impl CounterKey {
 
     /// The counter of the limit's burst, which is asked when the limit itself refuses.
     pub(crate) fn of_burst(&self, burst: &RateLimit) -> CounterKey {
-        // Another identity in the same place, as different as another hash would be.
-        let identity = (self.identity & !WORTH)
-            .rotate_left(32)
-            .wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        // Another identity in the same place. The secret is in the one that goes in.
+        let mut hasher = SipHasher13::new();
+        hash_windows(burst, &mut hasher);
+        hasher.write_u64(self.identity & !WORTH);
+        let identity = hasher.finish();
         CounterKey {
             place: self.place,
             identity: with_kind(identity, Kind::of(burst)),
@@ -131,11 +132,11 @@ impl Hash for CounterKey {
 }
 
 fn with_kind(identity: u64, kind: Kind) -> u64 {
-    (identity & !KIND) | kind as u64
+    (identity & !(KIND | WORTH)) | kind as u64
 }
 
 /// Makes keys, with a secret of this process, so that no client can aim at a counter or a shard.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct KeyMaker {
     secret: SipHasher13,
 }
@@ -145,6 +146,13 @@ impl Default for KeyMaker {
     fn default() -> Self {
         let random = RandomState::new();
         KeyMaker::with_secret([random.hash_one(0), random.hash_one(1)])
+    }
+}
+
+impl std::fmt::Debug for KeyMaker {
+    /// Without the secret.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("KeyMaker").finish_non_exhaustive()
     }
 }
 

@@ -6,7 +6,6 @@ mod clients;
 mod dynamic_metadata;
 
 use std::borrow::Cow;
-
 use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
@@ -113,13 +112,13 @@ impl Limiter {
     }
 
     /// A limiter that goes on with the counters of `snapshot`, as far as they still matter at `now`.
-    pub fn resume(config: LimiterConfig, snapshot: &Snapshot, now: Timestamp) -> Self {
+    pub fn resume(config: LimiterConfig, snapshot: &Snapshot, now: Timestamp) -> io::Result<Self> {
         let limiter = Limiter {
             keys: snapshot.keys(),
             ..Limiter::new(config)
         };
-        limiter.store.restore(snapshot.counters(), now);
-        limiter
+        snapshot.read_counters(|key, state| limiter.store.restore(key, state, now))?;
+        Ok(limiter)
     }
 
     /// Writes its counters to `file`.

@@ -137,6 +137,11 @@ impl Domain {
             .is_none()
     }
 
+    /// The keys of entries that may hold an address.
+    pub(crate) fn client_address_keys(&self) -> impl Iterator<Item = &[u8]> {
+        self.client_addresses.keys().map(|key| &**key)
+    }
+
     /// Whether any entry may hold an address that is to be resolved.
     pub fn has_client_addresses(&self) -> bool {
         !self.client_addresses.is_empty()

@@ -199,17 +199,56 @@ impl fmt::Display for RateLimit {
         write!(f, "{} per {}", self.requests_per_unit, self.window)?;
         match &self.algorithm {
             Algorithm::FixedWindow(WindowStart::Clock) => {}
-            Algorithm::FixedWindow(WindowStart::FirstHit(_)) => f.write_str(" from the first hit")?,
+            Algorithm::FixedWindow(WindowStart::FirstHit(on_exceeded)) => {
+                write!(f, " from the first hit{on_exceeded}")?;
+            }
             Algorithm::FixedWindow(WindowStart::Calendar(calendar)) => {
                 write!(f, " in {}", calendar.zone_name())?;
             }
             Algorithm::SlidingWindow => f.write_str(" sliding")?,
             Algorithm::TokenBucket { burst_size } => write!(f, " with bursts of {burst_size}")?,
         }
+        let charges_refused = matches!(self.algorithm, Algorithm::FixedWindow(_));
+        if self.charge_refused != charges_refused {
+            write!(f, ", charge_refused {}", self.charge_refused)?;
+        }
         if let Some(burst) = &self.burst {
             write!(f, ", then {burst}")?;
         }
+        if let Some(ban) = &self.ban {
+            write!(f, ", {ban}")?;
+        }
         Ok(())
+    }
+}
+
+impl fmt::Display for OnExceeded {
+    /// With a comma in front, unless there is nothing to say.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            OnExceeded::Keep => Ok(()),
+            OnExceeded::RenewWindow => f.write_str(", renewed when exceeded"),
+            OnExceeded::Backoff {
+                factor,
+                max_milliseconds,
+            } => {
+                let max = Duration::from_millis(*max_milliseconds);
+                write!(
+                    f,
+                    ", {factor} times as long with each hit when exceeded, up to {max:?}"
+                )
+            }
+        }
+    }
+}
+
+impl fmt::Display for Ban {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ban after {} refusals ", self.after)?;
+        match self.lasts {
+            BanDuration::Window => f.write_str("for the rest of the window"),
+            BanDuration::For(duration) => write!(f, "for {duration:?}"),
+        }
     }
 }
 

@@ -49,10 +49,13 @@ const REQUEST_PATIENCE: Duration = Duration::from_secs(30);
 /// How often a connection on which nothing happens is asked whether its client is still there.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(60);
 
+/// How long the last snapshot may take to write.
+const SNAPSHOT_PATIENCE: Duration = Duration::from_secs(30);
+
 /// What an HTTP/2 client says first: the connection preface of RFC 9113, section 3.4.
 const HTTP2_OPENING: usize = 24;
 
-/// How many connections the HTTP port takes at a time; it is for probes and people.
+/// How many connections the HTTP port takes at a time; it is for probes and people. More are closed without an answer.
 const MOST_HTTP_CONNECTIONS: usize = 1_000;
 
 /// Why the server could not start, or stopped.
@@ -117,7 +120,8 @@ impl Server {
     }
 
     /// Serves until `stops` yields, then ends in order: not ready; go on for the linger time; no new calls; the calls under
-    /// way have the grace time to finish. When `stops` yields again, all of this ends at once.
+    /// way have the grace time to finish; the last snapshot. When `stops` yields again, it goes on to the snapshot at once, and
+    /// when it yields once more, it does without.
     pub async fn run(self, stops: impl Stream<Item = Stop>) -> Result<(), ServerError> {
         let mut stops = pin!(stops);
         let (health, health_service) = Health::new().await;
@@ -142,7 +146,7 @@ impl Server {
             // What older tools ask.
             .add_service(reflection().build_v1alpha()?)
             .serve_with_incoming_shutdown(
-                connections(self.grpc, HTTP2_OPENING, closed.clone()),
+                connections(self.grpc, HTTP2_OPENING, closed.clone()).map(Ok::<_, io::Error>),
                 told(closed.clone()),
             );
         let http = serve_http(self.http, http::routes(rls, health.clone()), closed.clone());
@@ -181,18 +185,27 @@ impl Server {
             health.end_watches().await;
             timeout(self.config.shutdown_grace, all(&mut tasks)).await
         };
-        tokio::select! {
-            ended = ended => match ended {
-                Ok(ended) => ended?,
-                Err(_) => warn!("the grace time is over: calls or connections under way are dropped"),
-            },
-            _ = next(&mut stops) => warn!("stopping at once: asked a second time"),
-        }
+        let ended = tokio::select! {
+            ended = ended => ended.unwrap_or_else(|_| {
+                warn!("the grace time is over: calls or connections under way are dropped");
+                Ok(())
+            }),
+            _ = next(&mut stops) => {
+                warn!("stopping at once: asked a second time");
+                Ok(())
+            }
+        };
+        close.send_replace(true);
         if let Some(snapshots) = snapshots {
-            snapshots.write(false).await;
+            tokio::select! {
+                written = timeout(SNAPSHOT_PATIENCE, snapshots.write(false)) => if written.is_err() {
+                    warn!("stopping without the last snapshot: it takes too long to write");
+                },
+                _ = next(&mut stops) => warn!("stopping without the last snapshot: asked once more"),
+            }
         }
         warn!("stopped");
-        Ok(())
+        ended
     }
 }
 
@@ -221,10 +234,16 @@ async fn serve_http(
     let places = Arc::new(Semaphore::new(MOST_HTTP_CONNECTIONS));
     let connections = connections(listener, 1, closed.clone()).take_until(told(closed));
     let mut connections = Box::pin(connections);
-    while let Some(Ok(connection)) = connections.next().await {
+    let mut was_full = false;
+    while let Some(connection) = connections.next().await {
         let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
+            if !was_full {
+                warn!("the HTTP port has all the connections that it takes; further ones are closed");
+            }
+            was_full = true;
             continue;
         };
+        was_full = false;
         let service = TowerToHyperService::new(routes.clone());
         let serving = under_way.watch(builder.serve_connection(TokioIo::new(connection), service));
         tokio::spawn(async move {

@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use super::{BanOutcome, State};
-use crate::clock::Timestamp;
+use crate::clock::{Timestamp, nanoseconds};
 use crate::rate_limit::{Algorithm, Ban, BanDuration, RateLimit};
 
 /// What is known of the refusals of a key. The words of the state: the end of this knowledge in monotonic nanoseconds;
@@ -90,10 +90,6 @@ pub(crate) fn note_refusal(
         started: !known.is_banned,
         ..outcome
     })
-}
-
-fn nanoseconds(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

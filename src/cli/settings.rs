@@ -9,11 +9,11 @@ use std::time::Duration;
 use clap::Args;
 use tracing::level_filters::LevelFilter;
 
-use super::values;
+use super::{control_group, values};
 use crate::config::{RulesConfig, RulesSource, RuntimeDirectory, ServerConfig, SnapshotConfig};
 use crate::limiter::{LimiterConfig, ResponseHeaderNames};
 use crate::rate_limit::Charge;
-use crate::store::memory::{FullPolicy, MemoryConfig, default_budget};
+use crate::store::memory::{FullPolicy, MemoryConfig};
 use crate::telemetry::{self, LogFormat, LogGuard};
 
 /// Where envoyproxy/ratelimit looks for rules if it is not told.
@@ -223,6 +223,11 @@ pub(super) struct MemorySettings {
     #[arg(long, env = "TOLLGATE_MEMORY_POLICY", value_name = "POLICY", value_parser = values::full_policy,
           default_value = "evict")]
     memory_policy: FullPolicy,
+}
+
+/// Half of what the control group may use, else 1 GiB.
+fn default_budget() -> u64 {
+    control_group::memory_limit().map_or(1 << 30, |limit| (limit / 2).max(values::LEAST_BUDGET))
 }
 
 impl MemorySettings {

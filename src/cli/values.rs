@@ -44,7 +44,7 @@ pub(super) fn ratio(text: &str) -> Result<f32, String> {
 }
 
 /// The smallest budget, so that every shard has room for a few counters.
-const LEAST_BUDGET: u64 = 1 << 20;
+pub(super) const LEAST_BUDGET: u64 = 1 << 20;
 
 pub(super) fn budget(text: &str) -> Result<u64, String> {
     text.parse::<ByteSize>()

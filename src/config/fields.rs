@@ -551,6 +551,11 @@ impl<'r> Reading<'r> {
         matches!(self.document.node(node).content, Content::Mapping(_))
     }
 
+    /// Whether the node is a list.
+    pub(super) fn is_list(&self, node: NodeRef) -> bool {
+        matches!(self.document.node(node).content, Content::Sequence(_))
+    }
+
     /// The texts of `key`: one, or a list of them. `None` if there is an error.
     pub(super) fn texts(&mut self, place: &Place<'_>, fields: &Fields, key: &str) -> Option<Vec<At<String>>> {
         let document = self.document;

@@ -46,6 +46,7 @@ pub fn load(files: &[SourceFile], merge_domains: bool) -> Result<Loaded, Diagnos
     let has_errors = loader.diagnostics.errors().next().is_some();
     if !has_errors {
         loader.warn_of_unknown_names();
+        loader.warn_of_unused_addresses();
     }
     loader.diagnostics.sort();
     if has_errors {
@@ -68,6 +69,8 @@ struct Loader {
     nodes: HashMap<String, HashMap<NodeId, Origin>>,
     /// What entries of `replaces` refer to, with the domain.
     replaced: Vec<(String, Box<str>, Origin)>,
+    /// The keys that `client_address` names, with the domain.
+    address_keys: Vec<(String, Box<str>, Origin)>,
 }
 
 /// A place in one of the files.
@@ -107,6 +110,31 @@ impl Loader {
                 None => "give the limit that it is to replace this name".to_owned(),
             };
             let fault = format!("replaces '{name}', but no limit of the domain has that name");
+            self.diagnostics.warning(&place, origin.position, fault, advice);
+        }
+    }
+
+    /// Points out keys of `client_address` that no rule has.
+    fn warn_of_unused_addresses(&mut self) {
+        for (domain, key, origin) in &self.address_keys {
+            let rules = self.matcher.domains().filter(|there| there.name() == domain);
+            let known: HashSet<&str> = rules
+                .flat_map(|domain| domain.rules())
+                .flat_map(|rule| rule.levels.iter().map(|level| &*level.key))
+                .collect();
+            if known.contains(&**key) {
+                continue;
+            }
+            let path = format!("{domain}.client_address");
+            let place = Place {
+                file: &origin.file,
+                path: &path,
+            };
+            let advice = match nearest(key, known.iter().copied()) {
+                Some(meant) => format!("did you mean {meant}?"),
+                None => "write the key of a descriptor, or take it out".to_owned(),
+            };
+            let fault = format!("no rule has the key {key}");
             self.diagnostics.warning(&place, origin.position, fault, advice);
         }
     }
@@ -156,6 +184,7 @@ impl Loader {
             domain: "?".to_owned(),
             nodes: HashMap::new(),
             replaced: &mut self.replaced,
+            address_keys: &mut self.address_keys,
         }
         .load(&mut self.matcher, root);
     }
@@ -204,6 +233,7 @@ struct FileLoader<'l> {
     /// Where each node of the domain was written.
     nodes: HashMap<NodeId, Origin>,
     replaced: &'l mut Vec<(String, Box<str>, Origin)>,
+    address_keys: &'l mut Vec<(String, Box<str>, Origin)>,
 }
 
 /// Where in the tree of descriptors the loading is.
@@ -324,6 +354,12 @@ impl FileLoader<'_> {
             let Some((key, address)) = address::read(&mut self.reading, &place, node) else {
                 continue;
             };
+            let origin = Origin {
+                file: Arc::clone(self.file),
+                position: key.position,
+            };
+            self.address_keys
+                .push((self.domain.clone(), key.value.as_str().into(), origin));
             if !domain.add_client_address(&key.value, address) {
                 let fault = format!("the key {} is named twice", key.value);
                 self.reading
@@ -532,7 +568,11 @@ impl FileLoader<'_> {
                 .error(&place, position, fault, "put all limits into rate_limits");
         }
         let nodes = self.reading.mappings(&place, fields, "rate_limits");
-        if nodes.is_empty() {
+        let is_list = self
+            .reading
+            .value(fields, "rate_limits")
+            .is_none_or(|node| self.reading.is_list(node));
+        if nodes.is_empty() && is_list {
             let fault = "rate_limits is empty";
             self.reading
                 .diagnostics

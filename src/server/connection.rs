@@ -33,11 +33,13 @@ pub(super) fn connections(
     listener: TcpListener,
     opening: usize,
     closed: watch::Receiver<bool>,
-) -> impl Stream<Item = io::Result<Connection>> {
-    stream::unfold(listener, move |listener| {
+) -> impl Stream<Item = Connection> {
+    // Whether the last attempt failed, so that a shortage is told once.
+    let state = (listener, false);
+    stream::unfold(state, move |(listener, mut is_failing)| {
         let closed = closed.clone();
         async move {
-            let stream = accept(&listener).await;
+            let stream = accept(&listener, &mut is_failing).await;
             // Without it answers are only late.
             let _ = stream.set_nodelay(true);
             let patience = Box::pin(async move {
@@ -51,22 +53,25 @@ pub(super) fn connections(
                 }),
                 stalled: None,
             };
-            Some((Ok(connection), listener))
+            Some((connection, (listener, is_failing)))
         }
     })
 }
 
-async fn accept(listener: &TcpListener) -> TcpStream {
-    let mut is_failing = false;
+async fn accept(listener: &TcpListener, is_failing: &mut bool) -> TcpStream {
+    let mut has_failed = false;
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => return stream,
+            Ok((stream, _)) => {
+                *is_failing = has_failed;
+                return stream;
+            }
             Err(error) if is_of_one_connection(&error) => {}
             Err(error) => {
-                if !is_failing {
+                if !*is_failing {
                     warn!(%error, "cannot accept connections, trying again: {error}");
                 }
-                is_failing = true;
+                (*is_failing, has_failed) = (true, true);
                 sleep(ACCEPT_PAUSE).await;
             }
         }
@@ -113,6 +118,7 @@ impl Connection {
             .stalled
             .get_or_insert_with(|| Box::pin(sleep(READING_PATIENCE)));
         ready!(stalled.as_mut().poll(context));
+        self.stalled = None;
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 }
@@ -136,6 +142,7 @@ impl AsyncRead for Connection {
             return read;
         }
         ready!(opening.patience.as_mut().poll(context));
+        self.opening = None;
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 }

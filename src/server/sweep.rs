@@ -13,7 +13,7 @@ use tracing::{debug, warn};
 use super::{ServerError, told};
 use crate::clock::Clock;
 use crate::limiter::Limiter;
-use crate::store::memory::Pressure;
+use crate::store::memory::{FullPolicy, Pressure};
 
 /// How often counters that have run out are looked for.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -49,13 +49,18 @@ pub(super) async fn run(
         let room = limiter.store().capacity();
         match shortage.note(limiter.store().pressure()) {
             Some(News::Began) => warn!(
-                keys = room,
-                "the memory for counters is full: there is room for {room} keys; raise the memory budget"
+                counters = room,
+                "the memory for counters is full: there is room for {room}; {}; raise the memory budget",
+                match limiter.store().policy() {
+                    FullPolicy::Evict => "those that give least away are forgotten early",
+                    FullPolicy::Deny => "calls of new keys are refused",
+                    FullPolicy::Allow => "calls of new keys pass without being counted",
+                }
             ),
             Some(News::Ended(Pressure { evicted, turned_away })) => warn!(
                 evicted,
                 turned_away,
-                "the memory for counters has room again; {evicted} counters were forgotten early, {turned_away} calls were not counted"
+                "no counter was forgotten early for a minute; before, {evicted} were, and {turned_away} hits of new keys found no room"
             ),
             None => {}
         }

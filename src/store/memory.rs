@@ -5,19 +5,19 @@
 //! at once, taken in ascending order.
 
 mod bound;
+mod locked_shards;
 
 use std::mem;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use dashmap::{DashMap, RwLockWriteGuard, SharedValue};
+use dashmap::{DashMap, SharedValue};
 use hashbrown::raw::RawTable;
-use smallvec::SmallVec;
 
-pub use self::bound::{FullPolicy, MemoryConfig, default_budget};
+pub use self::bound::{FullPolicy, MemoryConfig};
 
 use self::bound::Bound;
-use super::{Hit, Outcomes, refuses};
+use self::locked_shards::LockedShards;
+use super::{Hit, Outcomes};
 use crate::algorithm::{self, Outcome, State, ban};
 use crate::clock::Timestamp;
 use crate::descriptor::Hits;
@@ -52,7 +52,7 @@ pub struct MemoryStore {
 pub struct Pressure {
     /// How many counters were forgotten to make room.
     pub evicted: u64,
-    /// How many calls of new keys were refused, or passed without being counted.
+    /// How many hits of new keys found no room: their calls were refused, or passed without being counted.
     pub turned_away: u64,
 }
 
@@ -82,6 +82,11 @@ impl MemoryStore {
         self.bound.capacity()
     }
 
+    /// What happens when there is no room.
+    pub fn policy(&self) -> FullPolicy {
+        self.bound.policy
+    }
+
     /// How much memory the tables of the counters take, in bytes.
     pub fn allocated(&self) -> u64 {
         let shards = self.counters.shards().iter();
@@ -90,10 +95,7 @@ impl MemoryStore {
 
     /// What the bound has led to.
     pub fn pressure(&self) -> Pressure {
-        Pressure {
-            evicted: self.bound.evicted.load(Ordering::Relaxed),
-            turned_away: self.bound.turned_away.load(Ordering::Relaxed),
-        }
+        self.bound.pressure()
     }
 
     /// Applies the hits of one call, in order, and says what became of each.
@@ -109,14 +111,17 @@ impl MemoryStore {
     }
 
     fn hit_alone(&self, hit: &Hit<'_>, now: Timestamp) -> Outcome {
-        let index = self.shard(hit.key);
-        Counters {
+        self.with_counters(hit.key, now, |mut counters| counters.hit(hit, hit.hits))
+    }
+
+    fn with_counters<T>(&self, key: CounterKey, now: Timestamp, work: impl FnOnce(Counters<'_>) -> T) -> T {
+        let index = self.shard(key);
+        work(Counters {
             shard: &mut self.counters.shards()[index].write(),
             index,
             bound: &self.bound,
             now,
-        }
-        .hit(hit, hit.hits)
+        })
     }
 
     fn shard(&self, key: CounterKey) -> usize {
@@ -141,21 +146,13 @@ impl MemoryStore {
         forgotten
     }
 
-    /// Puts in counters from elsewhere, as far as they still matter at `now`.
-    pub(crate) fn restore(&self, counters: impl Iterator<Item = (CounterKey, State)>, now: Timestamp) {
-        for (key, state) in counters {
-            let index = self.shard(key);
-            Counters {
-                shard: &mut self.counters.shards()[index].write(),
-                index,
-                bound: &self.bound,
-                now,
-            }
-            .set(key, state);
-        }
+    /// Puts in a counter from elsewhere, if it still matters at `now`.
+    pub(crate) fn restore(&self, key: CounterKey, state: State, now: Timestamp) {
+        self.with_counters(key, now, |mut counters| counters.set(key, state));
     }
 
-    /// Hands out a copy of each shard in turn; no lock is held meanwhile.
+    /// Hands out a copy of each shard in turn. It is cloned under the shard's lock, so that none is held while `take` works;
+    /// the copies are of different instants.
     pub(super) fn copy_shards<E>(
         &self,
         mut take: impl FnMut(Vec<(CounterKey, State)>) -> Result<(), E>,
@@ -207,6 +204,9 @@ impl Counters<'_> {
     /// ban. During a ban the counter is left alone, unless refused hits are to renew its window: what comes in meanwhile is
     /// not to bring on the next ban.
     fn hit(&mut self, hit: &Hit<'_>, hits: Hits) -> Outcome {
+        if self.lacks_room(hit.key) {
+            return self.turn_away(hit, hits);
+        }
         let Some(ban) = &hit.limit.ban else {
             return self.count(hit, hits);
         };
@@ -238,9 +238,6 @@ impl Counters<'_> {
 
     /// The limit, and its burst if the limit refuses. What is given back goes to the burst first: its hits came last.
     fn count(&mut self, hit: &Hit<'_>, hits: Hits) -> Outcome {
-        if self.lacks_room(hit.key) {
-            return self.turn_away(hit, hits);
-        }
         let Some(burst) = &hit.limit.burst else {
             return self.charge(hit.key, hit.limit, hits);
         };
@@ -299,12 +296,13 @@ impl Counters<'_> {
         }
         let mut state = State::default();
         let (result, worth) = change(&mut state, self.now);
-        if !is_unused(key, &state, self.now) {
+        if !is_forgettable(key, &state, self.now) {
             self.insert(key, state, worth);
         }
         result
     }
 
+    /// Adds a counter that is not there, and makes room for it.
     fn insert(&mut self, mut key: CounterKey, state: State, worth: Worth) {
         key.set_worth(worth);
         // Places of removed counters count as taken until the table is rebuilt; without room it would grow.
@@ -315,6 +313,7 @@ impl Counters<'_> {
         self.put(key, state);
     }
 
+    /// Adds a counter for which there is room.
     fn put(&mut self, key: CounterKey, state: State) {
         self.shard
             .insert(key.place(), (key, SharedValue::new(state)), |(key, _)| {
@@ -332,16 +331,16 @@ impl Counters<'_> {
             .shard
             .drain()
             .map(|(key, state)| (key, state.into_inner()))
-            .filter(|(key, state)| !is_unused(*key, state, then))
+            .filter(|(key, state)| !is_forgettable(*key, state, then))
             .collect();
-        let most = self.bound.most_keys(self.index);
+        let most = self.bound.most_counters(self.index);
         if kept.len() >= most {
             let evicted = most.div_ceil(EVICTED_SHARE);
             kept.select_nth_unstable_by_key(evicted - 1, |(key, state)| {
                 (key.worth(), key.kind().forgettable_at(state))
             });
             kept.drain(..evicted);
-            Bound::count(&self.bound.evicted, evicted);
+            self.bound.note_evicted(evicted);
         }
         for (key, state) in kept {
             self.put(key, state);
@@ -349,7 +348,7 @@ impl Counters<'_> {
     }
 
     fn is_full(&self) -> bool {
-        self.shard.len() >= self.bound.most_keys(self.index)
+        self.shard.len() >= self.bound.most_counters(self.index)
     }
 
     /// Whether the counter is not there, nor a place for it, and none is to be made.
@@ -363,7 +362,7 @@ impl Counters<'_> {
         if !matches!(hits, Hits::Charge(1..)) {
             return outcome;
         }
-        Bound::count(&self.bound.turned_away, 1);
+        self.bound.note_turned_away();
         if self.bound.policy == FullPolicy::Allow {
             return outcome;
         }
@@ -377,8 +376,9 @@ impl Counters<'_> {
         }
     }
 
+    /// Gives a counter this state, whether it is there or not.
     fn set(&mut self, key: CounterKey, state: State) {
-        if is_unused(key, &state, self.now) {
+        if is_forgettable(key, &state, self.now) {
             self.shard.remove_entry(key.place(), |(there, _)| *there == key);
         } else if let Some((_, there)) = self.shard.get_mut(key.place(), |(there, _)| *there == key) {
             *there.get_mut() = state;
@@ -388,156 +388,6 @@ impl Counters<'_> {
     }
 }
 
-fn is_unused(key: CounterKey, state: &State, now: Timestamp) -> bool {
+fn is_forgettable(key: CounterKey, state: &State, now: Timestamp) -> bool {
     key.kind().is_forgettable(state, now)
-}
-
-// === impl LockedShards ===
-
-/// The shards of all counters of one call, locked until this is dropped.
-struct LockedShards<'s> {
-    /// With their numbers, ascending.
-    guards: SmallVec<[(usize, RwLockWriteGuard<'s, Shard>); 4]>,
-    /// Of each hit: which guard is its shard's.
-    places: SmallVec<[usize; 4]>,
-    bound: &'s Bound,
-}
-
-/// What a hit may have changed, as it was before: the counter of its limit and of its burst.
-type Before = [State; 2];
-
-impl<'s> LockedShards<'s> {
-    fn of(store: &'s MemoryStore, hits: &[Hit<'_>]) -> Self {
-        let shards: SmallVec<[usize; 4]> = hits.iter().map(|hit| store.shard(hit.key)).collect();
-        let mut ascending = shards.clone();
-        ascending.sort_unstable();
-        ascending.dedup();
-        let place = |shard: &usize| {
-            ascending
-                .binary_search(shard)
-                .expect("every hit's shard is in the list")
-        };
-        LockedShards {
-            bound: &store.bound,
-            places: shards.iter().map(place).collect(),
-            guards: ascending
-                .iter()
-                .map(|shard| (*shard, store.counters.shards()[*shard].write()))
-                .collect(),
-        }
-    }
-
-    /// Charges every hit; takes all of it back if that refuses the call. Hits that are given back stay given back, and
-    /// refusals that count towards a ban stay noted.
-    fn hit_all_or_nothing(mut self, hits: &[Hit<'_>], now: Timestamp) -> Outcomes {
-        let mut before: SmallVec<[Before; 4]> = SmallVec::new();
-        let mut outcomes = Outcomes::new();
-        for (i, hit) in hits.iter().enumerate() {
-            let mut counters = self.counters(i, now);
-            before.push(counters.before(hit));
-            outcomes.push(counters.hit(hit, hit.hits));
-        }
-        if refuses(hits, &outcomes) {
-            self.take_back(hits, &before, &mut outcomes, now);
-        }
-        outcomes
-    }
-
-    /// Undoes all charges, the last one first, and says where that leaves each counter.
-    fn take_back(&mut self, hits: &[Hit<'_>], before: &[Before], outcomes: &mut Outcomes, now: Timestamp) {
-        for (i, hit) in hits.iter().enumerate().rev() {
-            self.counters(i, now).restore(hit, before[i]);
-        }
-        for (i, hit) in hits.iter().enumerate() {
-            if matches!(hit.hits, Hits::Refund(_)) {
-                // What has refused the call has refused it, whatever is over by now.
-                let was_over = outcomes[i].over_limit;
-                outcomes[i] = self.counters(i, now).hit(hit, hit.hits);
-                if was_over {
-                    outcomes[i].over_limit = true;
-                    outcomes[i].remaining = 0;
-                }
-            }
-        }
-        for (i, hit) in hits.iter().enumerate() {
-            let look = self.counters(i, now).look(hit);
-            if outcomes[i].over_limit {
-                outcomes[i].after = look.after;
-            } else {
-                outcomes[i] = look;
-            }
-        }
-    }
-
-    /// Charges every hit if none would go over its limit; else only those that would. Hits are given back in any case.
-    fn hit_over_limit_only(mut self, hits: &[Hit<'_>], now: Timestamp) -> Outcomes {
-        let goes_over: SmallVec<[bool; 4]> = hits
-            .iter()
-            .enumerate()
-            .map(|(i, hit)| self.counters(i, now).would_go_over(hit))
-            .collect();
-        let spare_others = goes_over.contains(&true);
-        hits.iter()
-            .enumerate()
-            .map(|(i, hit)| {
-                let is_spared = spare_others && !goes_over[i] && matches!(hit.hits, Hits::Charge(_));
-                let mut counters = self.counters(i, now);
-                if is_spared {
-                    counters.look(hit)
-                } else {
-                    counters.hit(hit, hit.hits)
-                }
-            })
-            .collect()
-    }
-
-    /// The counters of the shard of one hit.
-    fn counters(&mut self, hit: usize, now: Timestamp) -> Counters<'_> {
-        let (index, shard) = &mut self.guards[self.places[hit]];
-        Counters {
-            shard,
-            index: *index,
-            bound: self.bound,
-            now,
-        }
-    }
-}
-
-impl Counters<'_> {
-    fn before(&self, hit: &Hit<'_>) -> Before {
-        let burst = hit.limit.burst.as_ref();
-        [
-            self.get(hit.key),
-            burst.map_or_else(State::default, |burst| self.get(hit.key.of_burst(burst))),
-        ]
-    }
-
-    fn restore(&mut self, hit: &Hit<'_>, [state, burst_state]: Before) {
-        self.set(hit.key, state);
-        if let Some(burst) = &hit.limit.burst {
-            self.set(hit.key.of_burst(burst), burst_state);
-        }
-    }
-
-    /// Where the counters of a hit stand.
-    fn look(&mut self, hit: &Hit<'_>) -> Outcome {
-        self.hit(hit, Hits::Charge(0))
-    }
-
-    /// Whether charging the hit would go over its limit. Hits that are given back never do.
-    fn would_go_over(&mut self, hit: &Hit<'_>) -> bool {
-        if matches!(hit.hits, Hits::Refund(_)) {
-            return false;
-        }
-        if self.lacks_room(hit.key) {
-            return self.bound.policy == FullPolicy::Deny && matches!(hit.hits, Hits::Charge(1..));
-        }
-        let [mut state, mut burst_state] = self.before(hit);
-        let mut over_limit = algorithm::hit(hit.limit, &mut state, hit.hits, self.now).over_limit;
-        if let Some(burst) = &hit.limit.burst {
-            over_limit &= algorithm::hit(burst, &mut burst_state, hit.hits, self.now).over_limit;
-        }
-        let may_be_banned = hit.limit.ban.is_some();
-        over_limit || may_be_banned && ban::of(&self.get(hit.key.of_ban()), self.now).is_some()
-    }
 }

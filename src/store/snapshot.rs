@@ -5,9 +5,10 @@
 //! there is always whole. The secret would let somebody aim at a counter: only the owner may read the file.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufWriter, Write};
+use std::io::{self, BufReader, BufWriter, Read as _, Seek as _, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
+use std::process;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -16,19 +17,22 @@ use thiserror::Error;
 
 use super::memory::MemoryStore;
 use crate::algorithm::State;
-use crate::clock::Timestamp;
+use crate::clock::{Timestamp, nanoseconds};
 use crate::key::{CounterKey, KeyMaker};
 
+/// What every snapshot begins with.
 const NAME: &[u8; 16] = b"tollgate counts\n";
 
 /// Changes with every change of what states or keys mean.
 const VERSION: u64 = 1;
 
 /// Name, version, two clocks, two words of the secret.
-const HEAD_BYTES: usize = 16 + 5 * 8;
+const HEAD_BYTES: usize = NAME.len() + 5 * 8;
 
+/// Two words of the key, two of the state.
 const COUNTER_BYTES: usize = 4 * 8;
 
+/// A 128-bit hash of everything before it.
 const CHECKSUM_BYTES: usize = 16;
 
 /// Why a file is of no use.
@@ -52,12 +56,18 @@ pub enum SnapshotError {
 #[derive(Debug)]
 pub struct SnapshotFile {
     path: PathBuf,
+    /// Held while one is written: the last one may come while another is still under way.
     writing: Mutex<()>,
 }
 
-/// Counters as they were when a snapshot was taken.
+/// Counters as they were when a snapshot was taken. They stay in the file until they are asked for.
+#[derive(Debug)]
 pub struct Snapshot {
-    bytes: Vec<u8>,
+    file: File,
+    /// Both clocks when it was taken.
+    taken: Timestamp,
+    keys: KeyMaker,
+    counters: u64,
 }
 
 // === impl SnapshotFile ===
@@ -78,14 +88,14 @@ impl SnapshotFile {
 
     /// Reads the last snapshot. `None` if there is none yet.
     pub fn read(&self) -> Result<Option<Snapshot>, SnapshotError> {
-        match fs::read(&self.path) {
-            Ok(bytes) => Snapshot::new(bytes).map(Some),
+        match File::open(&self.path) {
+            Ok(file) => Snapshot::open(file).map(Some),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Moves a file that is of no use out of the way, so that nothing of it is lost. Returns where it is now.
+    /// Moves a file that is of no use out of the way, in the place of one that was moved there before. Returns where it is.
     pub fn set_aside(&self) -> io::Result<PathBuf> {
         let aside = self.beside("unusable");
         fs::rename(&self.path, &aside)?;
@@ -95,7 +105,7 @@ impl SnapshotFile {
     /// Writes the counters of `store`. Each shard is held only while it is copied. What was there stays if this fails.
     pub fn write(&self, store: &MemoryStore, keys: &KeyMaker, now: Timestamp) -> io::Result<()> {
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        let new = self.beside("new");
+        let new = self.beside(&format!("{}.new", process::id()));
         let written = write_to(&new, store, keys, now).and_then(|()| fs::rename(&new, &self.path));
         if written.is_err() {
             // The first error says more.
@@ -113,10 +123,14 @@ impl SnapshotFile {
 }
 
 fn write_to(path: &Path, store: &MemoryStore, keys: &KeyMaker, now: Timestamp) -> io::Result<()> {
+    // A file of its own, since one that is there keeps its permissions.
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
     let file = OpenOptions::new()
         .write(true)
-        .create(true)
-        .truncate(true)
+        .create_new(true)
         .mode(0o600)
         .open(path)?;
     let mut out = Checked {
@@ -165,66 +179,81 @@ impl<W: Write> Checked<W> {
 // === impl Snapshot ===
 
 impl Snapshot {
-    fn new(bytes: Vec<u8>) -> Result<Self, SnapshotError> {
-        if !bytes.starts_with(NAME) {
+    /// Reads all of it once, to see that it is whole.
+    fn open(file: File) -> Result<Self, SnapshotError> {
+        let length = file.metadata()?.len();
+        let mut bytes = BufReader::with_capacity(1 << 16, &file);
+        let mut checksum = SipHasher13::new();
+        let mut head = [0; HEAD_BYTES];
+        let mut head_length = 0;
+        while head_length < HEAD_BYTES {
+            match bytes.read(&mut head[head_length..])? {
+                0 => break,
+                read => head_length += read,
+            }
+        }
+        std::hash::Hasher::write(&mut checksum, &head[..head_length]);
+        if !head[..head_length].starts_with(NAME) {
             return Err(SnapshotError::Foreign);
         }
-        let snapshot = Snapshot { bytes };
-        let length = snapshot.bytes.len();
-        let is_whole = length >= HEAD_BYTES + CHECKSUM_BYTES
-            && (length - HEAD_BYTES - CHECKSUM_BYTES).is_multiple_of(COUNTER_BYTES);
-        if length >= HEAD_BYTES && snapshot.head(0) != VERSION {
+        let word = |index: usize| word(&head[NAME.len() + 8 * index..]);
+        if head_length == HEAD_BYTES && word(0) != VERSION {
             return Err(SnapshotError::OtherVersion);
         }
-        if !is_whole || snapshot.sum() != snapshot.bytes[length - CHECKSUM_BYTES..] {
+        let counters_bytes = length
+            .checked_sub((HEAD_BYTES + CHECKSUM_BYTES) as u64)
+            .filter(|bytes| bytes.is_multiple_of(COUNTER_BYTES as u64))
+            .ok_or(SnapshotError::Damaged)?;
+        let counters = counters_bytes / COUNTER_BYTES as u64;
+        let mut counter = [0; COUNTER_BYTES];
+        for _ in 0..counters {
+            bytes.read_exact(&mut counter)?;
+            std::hash::Hasher::write(&mut checksum, &counter);
+        }
+        let mut written = [0; CHECKSUM_BYTES];
+        bytes.read_exact(&mut written)?;
+        if written != checksum.finish128().as_u128().to_le_bytes() {
             return Err(SnapshotError::Damaged);
         }
-        Ok(snapshot)
-    }
-
-    fn sum(&self) -> [u8; CHECKSUM_BYTES] {
-        let mut checksum = SipHasher13::new();
-        std::hash::Hasher::write(&mut checksum, &self.bytes[..self.bytes.len() - CHECKSUM_BYTES]);
-        checksum.finish128().as_u128().to_le_bytes()
-    }
-
-    /// A word of the head, after the name.
-    fn head(&self, index: usize) -> u64 {
-        word(&self.bytes[16 + 8 * index..])
+        Ok(Snapshot {
+            taken: Timestamp {
+                since_epoch: Duration::from_nanos(word(1)),
+                monotonic: Duration::from_nanos(word(2)),
+            },
+            keys: KeyMaker::with_secret([word(3), word(4)]),
+            counters,
+            file,
+        })
     }
 
     /// What the monotonic clock of a process that starts at `now` begins with, so that all counters go on where they were:
     /// what it was when the snapshot was taken, and what has passed since by the wall clock. Nothing has if that was set
     /// back.
     pub fn monotonic_at(&self, now: Timestamp) -> Duration {
-        let passed = nanoseconds(now.since_epoch).saturating_sub(self.head(1));
-        Duration::from_nanos(self.head(2).saturating_add(passed))
+        let passed = now.since_epoch.saturating_sub(self.taken.since_epoch);
+        self.taken.monotonic.saturating_add(passed)
     }
 
     /// The maker of its keys.
     pub fn keys(&self) -> KeyMaker {
-        KeyMaker::with_secret([self.head(3), self.head(4)])
+        self.keys.clone()
     }
 
-    /// Its counters.
-    pub fn counters(&self) -> impl Iterator<Item = (CounterKey, State)> {
-        let counters = &self.bytes[HEAD_BYTES..self.bytes.len() - CHECKSUM_BYTES];
-        counters.chunks_exact(COUNTER_BYTES).map(|counter| {
+    /// Hands out its counters, one after the other.
+    pub fn read_counters(&self, mut take: impl FnMut(CounterKey, State)) -> io::Result<()> {
+        let mut file = &self.file;
+        file.seek(SeekFrom::Start(HEAD_BYTES as u64))?;
+        let mut bytes = BufReader::with_capacity(1 << 16, file);
+        let mut counter = [0; COUNTER_BYTES];
+        for _ in 0..self.counters {
+            bytes.read_exact(&mut counter)?;
             let word = |index: usize| word(&counter[8 * index..]);
-            (
+            take(
                 CounterKey::from_words([word(0), word(1)]),
                 State([word(2), word(3)]),
-            )
-        })
-    }
-}
-
-impl std::fmt::Debug for Snapshot {
-    /// Without the secret.
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Snapshot")
-            .field("counters", &self.counters().count())
-            .finish_non_exhaustive()
+            );
+        }
+        Ok(())
     }
 }
 
@@ -232,8 +261,4 @@ impl std::fmt::Debug for Snapshot {
 fn word(bytes: &[u8]) -> u64 {
     let (word, _) = bytes.split_first_chunk().expect("the length was checked");
     u64::from_le_bytes(*word)
-}
-
-fn nanoseconds(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

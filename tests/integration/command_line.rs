@@ -97,6 +97,30 @@ ok: 1 domain, 3 rules
 }
 
 #[test]
+fn check_prints_what_else_decides() {
+    let directory = tempfile::tempdir().unwrap();
+    let rules = file(
+        &directory,
+        "rules.yaml",
+        "
+domain: edge
+client_address: [{key: ip, trusted: all}]
+descriptors:
+  - {key: ip, rate_limit: {unit: 10s, requests_per_unit: 2, window_start: first_hit, on_exceeded: renew_window, ban: {after: 2, for: 10m}}}
+  - {key: b, rate_limit: {unit: second, requests_per_unit: 5, algorithm: token_bucket, charge_refused: true}}
+",
+    );
+    let expected = "\
+edge: client_address ip
+edge > ip: 2 per 10 SECOND from the first hit, renewed when exceeded, ban after 2 refusals for 600s
+edge > b: 5 per SECOND with bursts of 5, charge_refused true
+ok: 1 domain, 2 rules
+";
+    let (code, out, err) = run(tollgate(&["check", "--print", &rules]));
+    assert_eq!((code, out.as_str()), (0, expected), "{err}");
+}
+
+#[test]
 fn check_reads_pipes_and_the_standard_input() {
     let directory = tempfile::tempdir().unwrap();
     let bad = file(&directory, "bad.yaml", BAD);

@@ -583,6 +583,20 @@ r.yaml:3:88: d.a.rate_limit: max is shorter than the window, so that a refused h
 }
 
 #[test]
+fn addresses_for_a_key_that_no_rule_has_are_pointed_out() {
+    test(
+        "domain: d
+client_address: [{key: xf, trusted: all}]
+descriptors:
+  - {key: xff, rate_limit: {unit: hour, requests_per_unit: 1}}
+",
+        "
+r.yaml:2:24: warning: d.client_address: no rule has the key xf; did you mean xff?
+",
+    );
+}
+
+#[test]
 fn replaces_of_nothing_is_pointed_out() {
     test(
         "domain: d

@@ -62,7 +62,7 @@ fn every_kind_of_counter_goes_on_where_it_was() {
         let snapshot = file.read().unwrap().expect("it was written");
         let later = at(9 + away);
         assert_eq!(snapshot.monotonic_at(later), later.monotonic);
-        let resumed = Limiter::resume(LimiterConfig::default(), &snapshot, later);
+        let resumed = Limiter::resume(LimiterConfig::default(), &snapshot, later).unwrap();
         resumed.set_matcher(rules(RULES));
         for more in [0, 20, 60] {
             let now = at(9 + away + more);
@@ -77,16 +77,49 @@ fn a_clock_set_back_meanwhile_forgets_nothing() {
     let file = SnapshotFile::new(directory.path().join("counts"));
     let limiter = Limiter::new(LimiterConfig::default());
     limiter.set_matcher(rules(RULES));
-    let mut call = request("d", &["bucket=x"]);
-    call.hits_addend = 3;
-    assert_eq!(decide(&limiter, &call, at(0)).overall_code, 1);
+    let call = |key: &str| {
+        let mut call = request("d", &[&format!("{key}=x")]);
+        call.hits_addend = 6;
+        call
+    };
+    for key in KEYS {
+        decide(&limiter, &call(key), at(0));
+    }
+    let mut bucket = call("bucket");
+    bucket.hits_addend = 3;
+    decide(&limiter, &bucket, at(0));
     limiter.write_snapshot(&file, at(0)).unwrap();
     let snapshot = file.read().unwrap().unwrap();
-    let set_back = Timestamp {
+    let mut set_back = Timestamp {
         since_epoch: Duration::from_secs(T - 3_600),
         monotonic: Duration::ZERO,
     };
-    assert_eq!(snapshot.monotonic_at(set_back), at(0).monotonic);
+    set_back.monotonic = snapshot.monotonic_at(set_back);
+    assert_eq!(set_back.monotonic, at(0).monotonic);
+    let resumed = Limiter::resume(LimiterConfig::default(), &snapshot, set_back).unwrap();
+    resumed.set_matcher(rules(RULES));
+    for key in KEYS {
+        let once = request("d", &[&format!("{key}=x")]);
+        if key != "sliding" {
+            assert_eq!(decide(&resumed, &once, set_back).overall_code, 2, "{key}");
+        }
+    }
+}
+
+#[test]
+fn one_that_cannot_be_written_leaves_the_last_one_there() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("counts");
+    let file = SnapshotFile::new(path.clone());
+    let limiter = Limiter::new(LimiterConfig::default());
+    limiter.write_snapshot(&file, at(0)).unwrap();
+    // In the way of the new one, and not empty.
+    let new = directory
+        .path()
+        .join(format!("counts.{}.new", std::process::id()));
+    std::fs::create_dir_all(new.join("x")).unwrap();
+    assert!(limiter.write_snapshot(&file, at(1)).is_err());
+    assert_eq!(file.read().unwrap().unwrap().monotonic_at(at(0)), at(0).monotonic);
 }
 
 #[test]

@@ -227,6 +227,25 @@ fn without_room_new_keys_are_refused_or_pass_uncounted() {
     }
 }
 
+#[test]
+fn a_new_key_without_room_is_not_banned_and_evicts_nothing() {
+    let store = small(256, FullPolicy::Deny);
+    let limit = RateLimit {
+        ban: Some(Ban {
+            after: 0,
+            lasts: BanDuration::For(Duration::from_secs(600)),
+        }),
+        burst: Some(Box::new(RateLimit::per(Unit::Day, 1))),
+        ..RateLimit::per(Unit::Hour, 100)
+    };
+    let charge = |value: &str| store.hit(&[hit(value, &limit, Hits::Charge(1))], Charge::Each, at(T))[0];
+    let refused = (0..2 * store.capacity())
+        .map(|i| charge(&format!("{i}")))
+        .filter(|outcome| outcome.over_limit);
+    assert!(refused.map(|outcome| assert_eq!(outcome.ban, None)).count() > 0);
+    assert_eq!(store.pressure().evicted, 0);
+}
+
 /// Removed counters leave marks in a table, which would make it grow.
 #[test]
 fn a_full_store_does_not_grow_when_counters_come_and_go() {

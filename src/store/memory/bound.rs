@@ -1,9 +1,8 @@
 //! How much memory the counters may take, and what happens when it is full.
 
-use std::fs;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::ENTRY_BYTES;
+use super::{ENTRY_BYTES, Pressure};
 
 /// How much memory the counters may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,7 +13,8 @@ pub struct MemoryConfig {
     pub policy: FullPolicy,
 }
 
-/// What happens to a new key when there is no room for its counter.
+/// What happens to a new key when there is no room for its counter. Bursts and bans of keys that are counted make room in
+/// any case, as [`FullPolicy::Evict`] does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum FullPolicy {
     /// Others are forgotten, those first that give least away: expired ones, then those furthest from their limit, and of
@@ -37,24 +37,9 @@ impl Default for MemoryConfig {
     }
 }
 
-/// The budget if nothing else is said: half of what the control group of this process may use, else 1 GiB.
-pub fn default_budget() -> u64 {
-    // Version 2, then version 1. In a container these are its own.
-    let limit = [
-        "/sys/fs/cgroup/memory.max",
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-    ]
-    .iter()
-    .find_map(|path| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok());
-    match limit {
-        // Without a limit, version 1 has a number near the largest.
-        Some(limit) if limit < 1 << 50 => limit / 2,
-        _ => 1 << 30,
-    }
-}
-
-/// The most buckets that a shard should have: then it is rebuilt in some microseconds.
-const MOST_SHARD_BUCKETS: u64 = 512;
+/// How many buckets a shard may have at least: a table of these is rebuilt in some microseconds. Shards grow beyond it when
+/// there are [`MOST_SHARDS`], which is from 256 MiB on; at 8 GiB a rebuild holds one for about half a millisecond.
+const SHARD_BUCKETS: u64 = 512;
 
 /// A sixteenth of the budget is left to the allocator, which keeps what tables had before they grew.
 const ALLOCATOR_SHARE: u64 = 16;
@@ -77,14 +62,14 @@ pub(super) struct Bound {
     /// How many shards, the first ones, are twice as large.
     large_shards: usize,
     pub(super) policy: FullPolicy,
-    pub(super) evicted: AtomicU64,
-    pub(super) turned_away: AtomicU64,
+    evicted: AtomicU64,
+    turned_away: AtomicU64,
 }
 
 impl Bound {
     pub(super) fn new(config: &MemoryConfig) -> Self {
         let budget = config.budget.unwrap_or(0);
-        let shards = (budget / (MOST_SHARD_BUCKETS * ENTRY_BYTES))
+        let shards = (budget / (SHARD_BUCKETS * ENTRY_BYTES))
             .clamp(LEAST_SHARDS, MOST_SHARDS)
             .next_power_of_two();
         let (small, large_shards) = match config.budget {
@@ -115,24 +100,36 @@ impl Bound {
         }
     }
 
-    /// How many keys a shard may hold.
-    pub(super) fn most_keys(&self, shard: usize) -> usize {
-        keys_of(self.most_buckets(shard))
+    /// How many counters a shard may hold.
+    pub(super) fn most_counters(&self, shard: usize) -> usize {
+        counters_of(self.most_buckets(shard))
     }
 
-    /// How many keys all shards may hold.
+    /// How many counters all shards may hold.
     pub(super) fn capacity(&self) -> usize {
-        let large = self.large_shards * keys_of(2 * self.small);
-        (self.shards - self.large_shards).saturating_mul(keys_of(self.small)) + large
+        let large = self.large_shards * counters_of(2 * self.small);
+        (self.shards - self.large_shards).saturating_mul(counters_of(self.small)) + large
     }
 
-    pub(super) fn count(counter: &AtomicU64, by: usize) {
-        counter.fetch_add(by as u64, Ordering::Relaxed);
+    pub(super) fn note_evicted(&self, counters: usize) {
+        // Only told, never decided upon.
+        self.evicted.fetch_add(counters as u64, Ordering::Relaxed);
+    }
+
+    pub(super) fn note_turned_away(&self) {
+        self.turned_away.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn pressure(&self) -> Pressure {
+        Pressure {
+            evicted: self.evicted.load(Ordering::Relaxed),
+            turned_away: self.turned_away.load(Ordering::Relaxed),
+        }
     }
 }
 
-/// How many keys a table of so many buckets takes before it grows.
-fn keys_of(buckets: usize) -> usize {
+/// How many counters a table of so many buckets takes before it grows.
+fn counters_of(buckets: usize) -> usize {
     if buckets < 8 { buckets - 1 } else { buckets / 8 * 7 }
 }
 
@@ -153,7 +150,7 @@ mod tests {
             let bytes = buckets as u64 * ENTRY_BYTES;
             assert!(bytes <= budget / 16 * 15, "{megabytes} MiB: {bytes}");
             assert!(bytes >= budget / 16 * 15 - (1 << 19), "{megabytes} MiB: {bytes}");
-            let keys: usize = shards.map(|shard| bound.most_keys(shard)).sum();
+            let keys: usize = shards.map(|shard| bound.most_counters(shard)).sum();
             assert_eq!(keys, bound.capacity());
         }
     }
