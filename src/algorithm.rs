@@ -10,7 +10,7 @@ pub mod token_bucket;
 
 use std::time::Duration;
 
-use crate::clock::Timestamp;
+use crate::clock::{Timestamp, seconds_rounded_up};
 use crate::descriptor::Hits;
 use crate::rate_limit::{Algorithm, RateLimit, WindowStart};
 
@@ -79,6 +79,34 @@ impl Kind {
     }
 }
 
+/// How much would be given away if a counter were forgotten.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Worth {
+    /// Next to nothing is used of its limit.
+    Least = 0,
+    /// More than an eighth is used.
+    Little = 1,
+    /// Half of it or more is used.
+    Much = 2,
+    /// All of it is used, or the key is banned.
+    Most = 3,
+}
+
+impl Worth {
+    /// What a counter of `limit` is worth after this outcome.
+    pub(crate) fn of(outcome: &Outcome, limit: &RateLimit) -> Self {
+        let (used, capacity) = (outcome.after, u64::from(limit.capacity()));
+        match capacity {
+            // A limit that admits nothing needs no counter to refuse.
+            0 => Worth::Least,
+            _ if used >= capacity => Worth::Most,
+            _ if used * 2 >= capacity => Worth::Much,
+            _ if used * 8 > capacity => Worth::Little,
+            _ => Worth::Least,
+        }
+    }
+}
+
 /// What became of one descriptor's hits on one limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Outcome {
@@ -109,8 +137,7 @@ pub struct BanOutcome {
 impl Outcome {
     /// [`Outcome::until_reset`] in whole seconds, rounded up; at least 1 for a refusal.
     pub fn seconds_until_reset(&self) -> u64 {
-        let rounded_up = self.until_reset.as_secs() + u64::from(self.until_reset.subsec_nanos() > 0);
-        rounded_up.max(u64::from(self.over_limit))
+        seconds_rounded_up(self.until_reset).max(u64::from(self.over_limit))
     }
 }
 

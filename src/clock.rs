@@ -132,6 +132,16 @@ impl ManualClock {
     }
 }
 
+/// Whole seconds; the second that has begun is not over.
+pub(crate) fn seconds_rounded_up(duration: Duration) -> u64 {
+    duration.as_secs() + u64::from(duration.subsec_nanos() > 0)
+}
+
+/// Whole milliseconds; the millisecond that has begun is not over. Saturates.
+pub(crate) fn milliseconds_rounded_up(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+}
+
 /// Saturates after the year 2554.
 pub(crate) fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)

@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, Hash, Hasher};
 use ahash::RandomState;
 use siphasher::sip128::{Hasher128 as _, SipHasher13};
 
-use crate::algorithm::{Kind, Outcome};
+use crate::algorithm::{Kind, Worth};
 use crate::descriptor::Entry;
 use crate::rate_limit::{Algorithm, RateLimit, WindowStart};
 use crate::rule::Rule;
@@ -33,34 +33,6 @@ const WORTH_SHIFT: u32 = 3;
 
 /// The bits of [`CounterKey::identity`] that hold the worth.
 const WORTH: u64 = 0b11 << WORTH_SHIFT;
-
-/// How much would be given away if a counter were forgotten.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Worth {
-    /// Next to nothing is used of its limit.
-    Least = 0,
-    /// More than an eighth is used.
-    Little = 1,
-    /// Half of it or more is used.
-    Much = 2,
-    /// All of it is used, or the key is banned.
-    Most = 3,
-}
-
-impl Worth {
-    /// What a counter of `limit` is worth after this outcome.
-    pub(crate) fn of(outcome: &Outcome, limit: &RateLimit) -> Self {
-        let (used, capacity) = (outcome.after, u64::from(limit.capacity()));
-        match capacity {
-            // A limit that admits nothing needs no counter to refuse.
-            0 => Worth::Least,
-            _ if used >= capacity => Worth::Most,
-            _ if used * 2 >= capacity => Worth::Much,
-            _ if used * 8 > capacity => Worth::Little,
-            _ => Worth::Least,
-        }
-    }
-}
 
 impl PartialEq for CounterKey {
     fn eq(&self, other: &Self) -> bool {

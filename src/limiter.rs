@@ -16,7 +16,7 @@ use thiserror::Error;
 
 use self::clients::Clients;
 use crate::algorithm::{BanOutcome, Outcome};
-use crate::clock::Timestamp;
+use crate::clock::{Timestamp, seconds_rounded_up};
 use crate::decision::{
     Code, CurrentLimit, Decision, DescriptorStatus, LimitSource, ResponseHeader, Statistics,
 };
@@ -313,10 +313,7 @@ impl Limiter {
         if let Some(name) = &self.config.ban_header
             && let Some(ban) = longest_ban(statuses)
         {
-            push(
-                name.as_str(),
-                ban.remaining.as_secs() + u64::from(ban.remaining.subsec_nanos() > 0),
-            );
+            push(name.as_str(), seconds_rounded_up(ban.remaining));
         }
         headers
     }

@@ -15,7 +15,7 @@ use jiff::civil::{Time, Weekday};
 use jiff::{Timestamp as Instant, ToSpan as _};
 
 use super::{Outcome, State, moved};
-use crate::clock::Timestamp;
+use crate::clock::{Timestamp, milliseconds_rounded_up};
 use crate::descriptor::Hits;
 use crate::rate_limit::{Calendar, OnExceeded, RateLimit, Unit, WindowStart};
 
@@ -186,11 +186,6 @@ fn hit_clock(
         State::default()
     };
     outcome
-}
-
-/// The millisecond that has begun is not over.
-fn milliseconds_rounded_up(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
 /// Unix milliseconds at which the clock's window of `wall` ends.

@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use serde_json::{Value, json};
 
 use crate::algorithm::BanOutcome;
+use crate::clock::milliseconds_rounded_up;
 use crate::decision::{Code, DescriptorStatus, LimitSource};
 use crate::descriptor::{Descriptor, Entry, Request};
 use crate::rate_limit::RateLimit;
@@ -31,8 +32,7 @@ pub(super) fn of(request: &Request<'_>, statuses: &[DescriptorStatus<'_>]) -> Me
 
 /// What Envoy needs to know of a ban, to answer it in its own way.
 pub(super) fn of_ban(ban: &BanOutcome) -> Value {
-    let milliseconds = ban.remaining.as_nanos().div_ceil(1_000_000);
-    json!({ "banned": true, "ban_remaining_ms": u64::try_from(milliseconds).unwrap_or(u64::MAX) })
+    json!({ "banned": true, "ban_remaining_ms": milliseconds_rounded_up(ban.remaining) })
 }
 
 fn descriptor(descriptor: &Descriptor<'_>) -> Value {

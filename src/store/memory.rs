@@ -18,10 +18,10 @@ pub use self::bound::{FullPolicy, MemoryConfig};
 use self::bound::Bound;
 use self::locked_shards::LockedShards;
 use super::{Hit, Outcomes};
-use crate::algorithm::{self, Outcome, State, ban};
+use crate::algorithm::{self, Outcome, State, Worth, ban};
 use crate::clock::Timestamp;
 use crate::descriptor::Hits;
-use crate::key::{CounterKey, PlaceHasher, Worth};
+use crate::key::{CounterKey, PlaceHasher};
 use crate::rate_limit::{BanDuration, Charge, RateLimit};
 
 /// What a counter takes in the table: its key, its state, and a byte of the table's own.

@@ -27,7 +27,7 @@ def wait_for(condition, what, seconds=20):
             return found
         if time.monotonic() > end:
             raise RuntimeError(f"waited {seconds} s in vain for {what}")
-        time.sleep(0.02)
+        time.sleep(0.02)  # between two looks at a condition of another process
 
 
 def free_ports(count):
