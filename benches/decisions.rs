@@ -13,11 +13,14 @@ use tollgate::client_address::{ClientAddress, Malformed, Trusted, preset};
 use tollgate::clock::Clock;
 use tollgate::config::file;
 use tollgate::config::source::SourceFile;
+use tollgate::events::{Delivery, EventsConfig, Sink};
 use tollgate::limiter::{Limiter, LimiterConfig};
 use tollgate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use tollgate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 use tollgate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use tollgate::rls::convert;
+use tollgate::server::Observers;
+use tollgate::top::Top;
 
 const RULES: &str = "
 domain: shop
@@ -29,6 +32,8 @@ descriptors:
       - {key: remote_address, rate_limit: {unit: minute, requests_per_unit: 5}}
   - {key: bucket, rate_limit: {unit: second, requests_per_unit: 4000000000, algorithm: token_bucket}}
   - {key: sliding, rate_limit: {unit: hour, requests_per_unit: 4000000000, algorithm: sliding_window}}
+  - {key: refused, rate_limit: {unit: hour, requests_per_unit: 1}}
+  - {key: refused_bucket, rate_limit: {unit: hour, requests_per_unit: 1, algorithm: token_bucket}}
   - {key: banned, rate_limit: {unit: hour, requests_per_unit: 1, ban: {after: 0, for: 1h}}}
 ";
 
@@ -50,24 +55,32 @@ fn request(descriptors: &[&[(&'static str, &'static str)]]) -> RateLimitRequest 
     }
 }
 
-/// From the bytes of the request to those of the answer.
-fn decisions(criterion: &mut Criterion) {
-    let limiter = Limiter::new(LimiterConfig::default());
+fn limiter(observers: &Observers) -> Limiter {
+    let limiter = Limiter::new(LimiterConfig::default()).observed_by(observers.handles());
     let source = SourceFile {
         name: "bench.yaml".into(),
         text: RULES.into(),
     };
     limiter.set_matcher(file::load(&[source], false).expect("the rules are sound").matcher);
+    limiter
+}
+
+/// From the bytes of the request to those of the answer.
+fn decide(limiter: &Limiter, clock: &Clock, wire: &[u8]) -> RateLimitResponse {
+    let message = RateLimitRequest::decode(wire).expect("it is a request");
+    let matcher = limiter.matcher();
+    let request = convert::request(&message);
+    let decision = limiter
+        .decide(matcher.as_deref(), &request, clock.now())
+        .expect("there are rules");
+    convert::response(&decision)
+}
+
+/// A decision, and beside it what its messages cost without one.
+fn decisions(criterion: &mut Criterion) {
+    let limiter = limiter(&Observers::default());
     let clock = Clock::system();
-    let decide = |wire: &[u8]| -> RateLimitResponse {
-        let message = RateLimitRequest::decode(wire).expect("it is a request");
-        let matcher = limiter.matcher();
-        let request = convert::request(&message);
-        let decision = limiter
-            .decide(matcher.as_deref(), &request, clock.now())
-            .expect("there are rules");
-        convert::response(&decision)
-    };
+    let decide = |wire: &[u8]| decide(&limiter, &clock, wire);
 
     let mut group = criterion.benchmark_group("decision");
     for (name, request) in [
@@ -103,6 +116,44 @@ fn decisions(criterion: &mut Criterion) {
     group.finish();
 }
 
+/// A call that passes and one that is refused, by what is told of them.
+fn observed(criterion: &mut Criterion) {
+    let events = |sinks: &[Sink]| {
+        Delivery::new(EventsConfig {
+            sinks: sinks.iter().copied().collect(),
+            near_limit_ratio: 0.8,
+        })
+    };
+    let clock = Clock::system();
+    let mut group = criterion.benchmark_group("observed");
+    for (name, observers) in [
+        ("by nobody", Observers::default()),
+        (
+            "by events",
+            Observers {
+                events: events(&[Sink::Counter, Sink::Ring]),
+                top: None,
+            },
+        ),
+        (
+            "by top",
+            Observers {
+                events: None,
+                top: Top::new(20),
+            },
+        ),
+    ] {
+        let limiter = limiter(&observers);
+        for key in ["remote_address", "refused", "refused_bucket", "banned"] {
+            let wire = request(&[&[(key, "198.51.100.7")]]).encode_to_vec();
+            group.bench_function(format!("{key} {name}"), |bencher| {
+                bencher.iter(|| decide(&limiter, &clock, black_box(&wire)).encode_to_vec());
+            });
+        }
+    }
+    group.finish();
+}
+
 /// Ten proxies in front of a client, all in networks that are trusted.
 fn client_address(criterion: &mut Criterion) {
     let chain = "203.0.113.7, 10.0.0.1, 10.0.0.2, 10.0.0.3, 10.0.0.4, 10.0.0.5, 10.0.0.6, 10.0.0.7, 10.0.0.8, \
@@ -128,6 +179,6 @@ fn client_address(criterion: &mut Criterion) {
 criterion_group! {
     name = benches;
     config = Criterion::default().warm_up_time(Duration::from_secs(1)).measurement_time(Duration::from_secs(3));
-    targets = decisions, client_address
+    targets = decisions, observed, client_address
 }
 criterion_main!(benches);

@@ -21,7 +21,8 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tracing::warn;
 
 use self::settings::{
-    DecisionSettings, LogSettings, MemorySettings, RuleFileSettings, RuleSettings, ServerSettings,
+    DecisionSettings, LogSettings, MemorySettings, ObserverSettings, RuleFileSettings, RuleSettings,
+    ServerSettings,
 };
 use crate::clock::Clock;
 use crate::config::file::Loaded;
@@ -66,6 +67,8 @@ struct Serve {
     decisions: DecisionSettings,
     #[command(flatten)]
     memory: MemorySettings,
+    #[command(flatten)]
+    observers: ObserverSettings,
     #[command(flatten)]
     server: ServerSettings,
     #[command(flatten)]
@@ -288,6 +291,7 @@ impl Serve {
             memory: self.memory.to_config(),
             ..self.decisions.to_config()
         };
+        let observers = self.observers.to_observers(config.near_limit_ratio);
         let server_config = self.server.to_config();
         let snapshot = match &server_config.snapshot {
             Some(snapshot) => last_snapshot(&snapshot.path)?,
@@ -315,7 +319,7 @@ impl Serve {
                 "going on with {resumed} counters of the snapshot"
             );
         }
-        let limiter = Arc::new(limiter);
+        let limiter = Arc::new(limiter.observed_by(observers.handles()));
         limiter.set_matcher(loaded.matcher);
 
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -325,7 +329,7 @@ impl Serve {
         runtime.block_on(async {
             let signals = Signals::listen().context("cannot listen for signals")?;
             let room = limiter.store().capacity();
-            let server = Server::bind(server_config, limiter, Arc::new(clock)).await?;
+            let server = Server::bind(server_config, limiter, observers, Arc::new(clock)).await?;
             let (grpc, http) = (server.grpc_address()?, server.http_address()?);
             warn!(%grpc, "listening for gRPC on {grpc}");
             warn!(%http, "listening for HTTP on {http}");

@@ -28,6 +28,14 @@ impl Timestamp {
         u64::try_from(self.since_epoch.as_millis()).unwrap_or(u64::MAX)
     }
 
+    /// The wall time in UTC, as RFC 3339 has it.
+    pub fn rfc3339(&self) -> String {
+        jiff::Timestamp::UNIX_EPOCH
+            .checked_add(self.since_epoch)
+            .unwrap_or(jiff::Timestamp::MAX)
+            .to_string()
+    }
+
     /// Nanoseconds on the monotonic clock; saturates after 584 years.
     pub fn monotonic_nanoseconds(&self) -> u64 {
         nanoseconds(self.monotonic)

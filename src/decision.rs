@@ -206,7 +206,7 @@ impl Statistics {
 }
 
 /// The count above which hits are near the limit. In single precision, as in envoyproxy/ratelimit: 0.29 of 100 is 29.
-fn near_limit_threshold(limit: &RateLimit, ratio: f32) -> u64 {
+pub(crate) fn near_limit_threshold(limit: &RateLimit, ratio: f32) -> u64 {
     // A float-to-integer cast saturates and makes 0 of NaN and negatives.
     (limit.capacity() as f32 * ratio).floor() as u64
 }

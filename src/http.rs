@@ -4,8 +4,12 @@
 //! |---|---|
 //! | `/healthcheck` | 200 `OK`, or 500 while the server wants no traffic |
 //! | `/json` | a `RateLimitRequest` in proto3 JSON, answered with 200 or, over the limit, 429 and the `RateLimitResponse` |
+//! | `GET /events` | the last edges as JSON, or as server-sent events |
+//! | `GET /top` | the keys that are refused most, as JSON |
 //!
-//! Any method will do, as with envoyproxy/ratelimit.
+//! Where no method stands any will do, as with envoyproxy/ratelimit.
+
+mod observed;
 
 use std::time::Duration;
 
@@ -14,11 +18,14 @@ use axum::body::{Body, to_bytes};
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::any;
+use axum::routing::{any, get};
 use thiserror::Error;
+use tokio::sync::watch;
 use tokio::time::error::Elapsed;
 use tokio::time::timeout;
 use tracing::debug;
+
+pub use self::observed::Shown;
 
 use crate::health::Health;
 use crate::limiter::DecideError;
@@ -33,10 +40,19 @@ const LARGEST_BODY: usize = 256 * 1024;
 const BODY_PATIENCE: Duration = Duration::from_secs(30);
 
 /// The routes of the HTTP port.
-pub fn routes(rls: Rls, health: Health) -> Router {
+pub fn routes(rls: Rls, health: Health, shown: Shown) -> Router {
     Router::new()
+        .route("/events", get(observed::events))
+        .route("/top", get(observed::top))
+        .with_state(shown)
         .route("/healthcheck", any(healthcheck).with_state(health))
         .route("/json", any(decide).with_state(rls))
+}
+
+/// Waits until everything is to close.
+pub(crate) async fn closed(mut closed: watch::Receiver<bool>) {
+    // An error means that the server is gone.
+    let _ = closed.wait_for(|closed| *closed).await;
 }
 
 async fn healthcheck(State(health): State<Health>) -> Response {

@@ -5,6 +5,8 @@
 //! count the hits with the arithmetic of an [`algorithm`]; the outcomes become a [`decision::Decision`], which `rls`
 //! converts back.
 //!
+//! Whoever wants to know of it is told: [`events`] and [`top`].
+//!
 //! Around it: [`config`] reads settings and rules, [`server`] wires and runs everything, [`http`] and [`health`] show it to
 //! the outside, [`replay`] runs recorded requests on a manual [`clock`].
 
@@ -15,6 +17,7 @@ pub mod clock;
 pub mod config;
 pub mod decision;
 pub mod descriptor;
+pub mod events;
 pub mod health;
 pub mod http;
 pub mod key;
@@ -29,3 +32,4 @@ pub mod server;
 pub mod shutdown;
 pub mod store;
 pub mod telemetry;
+pub mod top;

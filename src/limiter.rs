@@ -4,6 +4,7 @@
 
 mod clients;
 mod dynamic_metadata;
+mod observer;
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -13,6 +14,8 @@ use std::sync::Arc;
 use arc_swap::{ArcSwapOption, Guard};
 use smallvec::SmallVec;
 use thiserror::Error;
+
+pub use self::observer::{EntryText, Observation, Observer};
 
 use self::clients::Clients;
 use crate::algorithm::{BanOutcome, Outcome};
@@ -98,6 +101,7 @@ pub struct Limiter {
     matcher: ArcSwapOption<Matcher>,
     store: MemoryStore,
     keys: KeyMaker,
+    observers: Box<[Arc<dyn Observer>]>,
 }
 
 impl Limiter {
@@ -108,6 +112,16 @@ impl Limiter {
             config,
             matcher: ArcSwapOption::empty(),
             keys: KeyMaker::default(),
+            observers: Box::default(),
+        }
+    }
+
+    /// The same, which tells `observers` what becomes of every hit.
+    #[must_use]
+    pub fn observed_by(self, observers: impl IntoIterator<Item = Arc<dyn Observer>>) -> Self {
+        Limiter {
+            observers: observers.into_iter().collect(),
+            ..self
         }
     }
 
@@ -210,6 +224,12 @@ impl Limiter {
             self.store.hit(&hits, charge, now)
         };
 
+        if !self.observers.is_empty()
+            && let Some(domain) = domain
+        {
+            self.tell(domain, questions, &hits, &outcomes, now);
+        }
+
         let mut statuses: SmallVec<[DescriptorStatus<'m>; 4]> = questions
             .iter()
             .map(|question| DescriptorStatus::without_limit(question.source))
@@ -250,6 +270,35 @@ impl Limiter {
             }
         }
         hits
+    }
+
+    /// Tells the observers what became of the hits that were charged.
+    fn tell(
+        &self,
+        domain: &Domain,
+        questions: &[Question<'_, '_>],
+        hits: &[Hit<'_>],
+        outcomes: &[Outcome],
+        now: Timestamp,
+    ) {
+        for (hit, outcome) in hits.iter().zip(outcomes) {
+            if !matches!(hit.hits, Hits::Charge(1..)) {
+                continue;
+            }
+            let question = &questions[hit.descriptor];
+            let observation = Observation {
+                domain: domain.name(),
+                entries: &question.entries,
+                rule: question.source.rule(),
+                hit,
+                outcome,
+                shadow_mode: hit.shadow_mode || self.config.shadow_mode,
+                now,
+            };
+            for observer in &self.observers {
+                observer.observe(&observation);
+            }
+        }
     }
 
     /// Fills in what became of the limit that is shown.

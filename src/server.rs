@@ -1,6 +1,7 @@
 //! The running server: the only place that wires the parts together and spawns tasks.
 
 mod connection;
+mod events;
 mod snapshots;
 mod sweep;
 
@@ -29,15 +30,17 @@ use self::connection::connections;
 use self::snapshots::Snapshots;
 use crate::clock::Clock;
 use crate::config::ServerConfig;
+use crate::events::Delivery;
 use crate::health::Health;
-use crate::http;
-use crate::limiter::Limiter;
+use crate::http::{self, Shown};
+use crate::limiter::{Limiter, Observer};
 use crate::proto::OFFICIAL_DESCRIPTORS;
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_service_server::RateLimitServiceServer;
 use crate::rls::Rls;
 use crate::rls::deadline::Deadline;
 use crate::shutdown::Stop;
 use crate::store::snapshot::SnapshotFile;
+use crate::top::Top;
 
 /// How many streams a client may reset before the server has taken them up. Envoy resets every call that timed out while
 /// the server stood still; with the default of 20 the h2 crate then drops the connection and all its calls.
@@ -81,21 +84,41 @@ pub enum ServerError {
     Grpc(#[from] tonic::transport::Error),
 }
 
+/// Who watches the decisions of the limiter, as far as somebody asked for it. Default: nobody.
+#[derive(Debug, Default)]
+pub struct Observers {
+    /// Tells of edges.
+    pub events: Option<Delivery>,
+    /// Who is refused most.
+    pub top: Option<Arc<Top>>,
+}
+
+impl Observers {
+    /// What the limiter has to tell of its decisions.
+    pub fn handles(&self) -> impl Iterator<Item = Arc<dyn Observer>> {
+        let events = self.events.iter().map(|events| Arc::clone(events.events()) as _);
+        let top = self.top.iter().map(|top| Arc::clone(top) as _);
+        events.chain(top)
+    }
+}
+
 /// A server that holds its ports and serves once it runs.
 #[derive(Debug)]
 pub struct Server {
     config: ServerConfig,
     limiter: Arc<Limiter>,
+    observers: Observers,
     clock: Arc<Clock>,
     grpc: TcpListener,
     http: TcpListener,
 }
 
 impl Server {
-    /// Opens the ports.
+    /// Opens the ports. `limiter` is observed by `observers`.
     pub async fn bind(
         config: ServerConfig,
         limiter: Arc<Limiter>,
+        observers: Observers,
         clock: Arc<Clock>,
     ) -> Result<Self, ServerError> {
         let grpc = listen("gRPC", &config.grpc_host, config.grpc_port).await?;
@@ -103,6 +126,7 @@ impl Server {
         Ok(Server {
             config,
             limiter,
+            observers,
             clock,
             grpc,
             http,
@@ -147,9 +171,23 @@ impl Server {
             .add_service(reflection().build_v1alpha()?)
             .serve_with_incoming_shutdown(
                 connections(self.grpc, HTTP2_OPENING, closed.clone()).map(Ok::<_, io::Error>),
-                told(closed.clone()),
+                http::closed(closed.clone()),
             );
-        let http = serve_http(self.http, http::routes(rls, health.clone()), closed.clone());
+        let shown = Shown {
+            events: self
+                .observers
+                .events
+                .as_ref()
+                .map(|events| Arc::clone(events.events())),
+            top: self.observers.top,
+            clock: Arc::clone(&self.clock),
+            closed: closed.clone(),
+        };
+        let http = serve_http(
+            self.http,
+            http::routes(rls, health.clone(), shown),
+            closed.clone(),
+        );
 
         let mut tasks = JoinSet::new();
         tasks.spawn(async { grpc.await.map_err(ServerError::Grpc) });
@@ -163,6 +201,10 @@ impl Server {
             tasks.spawn(snapshots.clone().run(config.period, closed.clone()));
             snapshots
         });
+        if let Some(events) = self.observers.events {
+            let (limiter, clock) = (Arc::clone(&self.limiter), Arc::clone(&self.clock));
+            tasks.spawn(events::run(events, limiter, clock, closed.clone()));
+        }
         tasks.spawn(sweep::run(self.limiter, self.clock, closed));
 
         let asked = tokio::select! {
@@ -232,7 +274,7 @@ async fn serve_http(
         .header_read_timeout(REQUEST_PATIENCE);
     let under_way = GracefulShutdown::new();
     let places = Arc::new(Semaphore::new(MOST_HTTP_CONNECTIONS));
-    let connections = connections(listener, 1, closed.clone()).take_until(told(closed));
+    let connections = connections(listener, 1, closed.clone()).take_until(http::closed(closed));
     let mut connections = Box::pin(connections);
     let mut was_full = false;
     while let Some(connection) = connections.next().await {
@@ -281,12 +323,6 @@ fn note_deadline(clock: &Arc<Clock>) -> impl Fn(Request<()>) -> Result<Request<(
         }
         Ok(request)
     }
-}
-
-/// Waits until everything is to close.
-async fn told(mut closed: watch::Receiver<bool>) {
-    // An error means that the server is gone.
-    let _ = closed.wait_for(|closed| *closed).await;
 }
 
 /// The next wish to stop. Without anybody left who could wish, never.

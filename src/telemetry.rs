@@ -3,7 +3,6 @@
 use std::fmt;
 use std::io;
 
-use jiff::Timestamp;
 use serde_json::{Map, Value};
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
@@ -75,12 +74,7 @@ where
     ) -> fmt::Result {
         let mut fields = Fields::default();
         event.record(&mut fields);
-        let since_epoch = self.clock.now().since_epoch;
-        // In UTC, as RFC 3339 has it.
-        let time = Timestamp::UNIX_EPOCH
-            .checked_add(since_epoch)
-            .unwrap_or(Timestamp::MAX)
-            .to_string();
+        let time = self.clock.now().rfc3339();
         let level = level_name(*event.metadata().level());
         match self.format {
             LogFormat::Text => {

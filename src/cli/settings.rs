@@ -2,6 +2,7 @@
 //!
 //! Variables without a prefix are those of envoyproxy/ratelimit and mean what they mean there.
 
+use std::collections::BTreeSet;
 use std::env;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,10 +12,13 @@ use tracing::level_filters::LevelFilter;
 
 use super::{control_group, values};
 use crate::config::{RulesConfig, RulesSource, RuntimeDirectory, ServerConfig, SnapshotConfig};
+use crate::events::{Delivery, EventsConfig, Sink};
 use crate::limiter::{LimiterConfig, ResponseHeaderNames};
 use crate::rate_limit::Charge;
+use crate::server::Observers;
 use crate::store::memory::{FullPolicy, MemoryConfig};
 use crate::telemetry::{self, LogFormat, LogGuard};
+use crate::top::Top;
 
 /// Where envoyproxy/ratelimit looks for rules if it is not told.
 const DEFAULT_RUNTIME_ROOT: &str = "/srv/runtime_data/current";
@@ -235,6 +239,32 @@ impl MemorySettings {
         MemoryConfig {
             budget: Some(self.memory_budget.unwrap_or_else(default_budget)),
             policy: self.memory_policy,
+        }
+    }
+}
+
+/// Who wants to know what is limited.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Events")]
+pub(super) struct ObserverSettings {
+    /// Tell once per key and window when a key comes near its limit, goes over it, is banned and is free again: to any of log,
+    /// counter and ring, with commas between them. The ring is what /events shows
+    #[arg(long = "events", env = "TOLLGATE_EVENTS", value_name = "SINKS",
+          value_parser = values::sinks, default_value = "", hide_default_value = true)]
+    sinks: BTreeSet<Sink>,
+    /// Show on /top so many keys of each domain that are refused most; 0 shows none
+    #[arg(long, env = "TOLLGATE_TOP", value_name = "KEYS", value_parser = values::top, default_value = "0")]
+    top: usize,
+}
+
+impl ObserverSettings {
+    pub(super) fn to_observers(&self, near_limit_ratio: f32) -> Observers {
+        Observers {
+            events: Delivery::new(EventsConfig {
+                sinks: self.sinks.clone(),
+                near_limit_ratio,
+            }),
+            top: Top::new(self.top),
         }
     }
 }

@@ -1,11 +1,13 @@
 //! How the values of flags and environment variables are read: as envoyproxy/ratelimit reads its variables.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use bytesize::ByteSize;
 use tracing::level_filters::LevelFilter;
 
 use crate::config::go;
+use crate::events::Sink;
 use crate::store::memory::FullPolicy;
 use crate::telemetry::LogFormat;
 
@@ -61,6 +63,29 @@ pub(super) fn full_policy(text: &str) -> Result<FullPolicy, String> {
         "allow" => Ok(FullPolicy::Allow),
         _ => Err("write evict, deny or allow".into()),
     }
+}
+
+/// Where events go, with commas between them; nowhere if there is nothing.
+pub(super) fn sinks(text: &str) -> Result<BTreeSet<Sink>, String> {
+    let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
+    names
+        .map(|name| match name {
+            "log" => Ok(Sink::Log),
+            "counter" => Ok(Sink::Counter),
+            "ring" => Ok(Sink::Ring),
+            _ => Err("write any of log, counter and ring, with commas between them".into()),
+        })
+        .collect()
+}
+
+/// The most keys of a domain that are shown.
+const MOST_TOP: usize = 1_000;
+
+pub(super) fn top(text: &str) -> Result<usize, String> {
+    text.parse()
+        .ok()
+        .filter(|keys| *keys <= MOST_TOP)
+        .ok_or_else(|| format!("write a number from 0 to {MOST_TOP}"))
 }
 
 pub(super) fn header_name(text: &str) -> Result<String, String> {

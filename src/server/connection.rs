@@ -13,7 +13,7 @@ use tokio::time::{Sleep, sleep, timeout};
 use tonic::transport::server::{Connected, TcpConnectInfo};
 use tracing::warn;
 
-use super::told;
+use crate::http;
 
 /// How long to wait when no connection can be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -43,7 +43,7 @@ pub(super) fn connections(
             // Without it answers are only late.
             let _ = stream.set_nodelay(true);
             let patience = Box::pin(async move {
-                let _ = timeout(OPENING_PATIENCE, told(closed)).await;
+                let _ = timeout(OPENING_PATIENCE, http::closed(closed)).await;
             });
             let connection = Connection {
                 stream,

@@ -9,8 +9,9 @@ use tokio::task::spawn_blocking;
 use tokio::time::{MissedTickBehavior, interval};
 use tracing::warn;
 
-use super::{ServerError, told};
+use super::ServerError;
 use crate::clock::Clock;
+use crate::http;
 use crate::limiter::Limiter;
 use crate::store::snapshot::SnapshotFile;
 
@@ -33,7 +34,7 @@ impl Snapshots {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         // The first tick is at once.
         ticks.tick().await;
-        let mut told = pin!(told(closed));
+        let mut told = pin!(http::closed(closed));
         let mut is_failing = false;
         loop {
             tokio::select! {

@@ -10,8 +10,9 @@ use tokio::task::spawn_blocking;
 use tokio::time::{MissedTickBehavior, interval};
 use tracing::{debug, warn};
 
-use super::{ServerError, told};
+use super::ServerError;
 use crate::clock::Clock;
+use crate::http;
 use crate::limiter::Limiter;
 use crate::store::memory::{FullPolicy, Pressure};
 
@@ -29,7 +30,7 @@ pub(super) async fn run(
 ) -> Result<(), ServerError> {
     let mut ticks = interval(INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut told = pin!(told(closed));
+    let mut told = pin!(http::closed(closed));
     let mut last_tick = clock.now();
     let mut shortage = Shortage::default();
     loop {

@@ -18,7 +18,7 @@ pub use self::bound::{FullPolicy, MemoryConfig};
 use self::bound::Bound;
 use self::locked_shards::LockedShards;
 use super::{Hit, Outcomes};
-use crate::algorithm::{self, Outcome, State, Worth, ban};
+use crate::algorithm::{self, BanOutcome, Outcome, State, Worth, ban};
 use crate::clock::Timestamp;
 use crate::descriptor::Hits;
 use crate::key::{CounterKey, PlaceHasher};
@@ -144,6 +144,12 @@ impl MemoryStore {
             self.shrink();
         }
         forgotten
+    }
+
+    /// The ban that the key of a counter is under at `now`, if it is.
+    pub fn ban(&self, key: CounterKey, now: Timestamp) -> Option<BanOutcome> {
+        let state = self.with_counters(key, now, |counters| counters.get(key.of_ban()));
+        ban::of(&state, now)
     }
 
     /// Puts in a counter from elsewhere, if it still matters at `now`.

@@ -5,6 +5,7 @@
 mod command_line;
 mod conformance;
 mod decisions;
+mod events;
 mod readme;
 mod regression;
 mod rule_files;

@@ -21,7 +21,7 @@ use tollgate::proto::envoy::service::ratelimit::v3::rate_limit_response::Descrip
 use tollgate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use tollgate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use tollgate::rls::Rls;
-use tollgate::server::{Server, ServerError};
+use tollgate::server::{Observers, Server, ServerError};
 use tollgate::shutdown::Stop;
 use tonic::transport::Channel;
 
@@ -190,6 +190,14 @@ impl TestServer {
     }
 
     pub(crate) async fn start_with(limiter: Limiter, shutdown_linger: Duration) -> Self {
+        TestServer::start_observed(limiter, Observers::default(), shutdown_linger).await
+    }
+
+    pub(crate) async fn start_observed(
+        limiter: Limiter,
+        observers: Observers,
+        shutdown_linger: Duration,
+    ) -> Self {
         let config = ServerConfig {
             grpc_host: "127.0.0.1".into(),
             grpc_port: 0,
@@ -201,7 +209,7 @@ impl TestServer {
         };
         let limiter = Arc::new(limiter);
         let clock = Arc::new(Clock::Manual(ManualClock::new(Duration::from_secs(T))));
-        let server = Server::bind(config, Arc::clone(&limiter), Arc::clone(&clock))
+        let server = Server::bind(config, Arc::clone(&limiter), observers, Arc::clone(&clock))
             .await
             .expect("free ports can be opened");
         let (grpc, http) = (server.grpc_address().unwrap(), server.http_address().unwrap());

@@ -282,7 +282,7 @@ async fn a_port_that_is_taken_is_named() {
     };
     let limiter = std::sync::Arc::new(Limiter::new(LimiterConfig::default()));
     let clock = std::sync::Arc::new(tollgate::clock::Clock::system());
-    let error = tollgate::server::Server::bind(config, limiter, clock)
+    let error = tollgate::server::Server::bind(config, limiter, Default::default(), clock)
         .await
         .unwrap_err();
     let port = server.grpc.port();
