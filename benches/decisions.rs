@@ -132,14 +132,14 @@ fn observed(criterion: &mut Criterion) {
             "by events",
             Observers {
                 events: events(&[Sink::Counter, Sink::Ring]),
-                top: None,
+                ..Observers::default()
             },
         ),
         (
             "by top",
             Observers {
-                events: None,
                 top: Top::new(20),
+                ..Observers::default()
             },
         ),
     ] {

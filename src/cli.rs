@@ -273,7 +273,7 @@ impl Serve {
         }
         let rules = self.rules.to_config();
         // Refused with the same words as by `check`.
-        let Some(loaded) = load(&rules) else {
+        let Some(mut loaded) = load(&rules) else {
             return Ok(ExitCode::FAILURE);
         };
         let ignored = settings::without_effect().join(", ");
@@ -320,6 +320,8 @@ impl Serve {
             );
         }
         let limiter = Arc::new(limiter.observed_by(observers.handles()));
+        observers.metrics.adopt(&mut loaded.matcher);
+        observers.metrics.note_config_load(true, clock.now());
         limiter.set_matcher(loaded.matcher);
 
         let runtime = tokio::runtime::Builder::new_multi_thread()

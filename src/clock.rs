@@ -69,6 +69,14 @@ impl Clock {
             Clock::Manual(clock) => clock.now(),
         }
     }
+
+    /// The monotonic time now, for who needs no other.
+    pub fn monotonic(&self) -> Duration {
+        match self {
+            Clock::System(clock) => clock.monotonic(),
+            Clock::Manual(clock) => clock.now().monotonic,
+        }
+    }
 }
 
 /// The machine's wall clock and monotonic clock.
@@ -94,8 +102,12 @@ impl SystemClock {
             since_epoch: SystemTime::now()
                 .duration_since(SystemTime::UNIX_EPOCH)
                 .unwrap_or(Duration::ZERO),
-            monotonic: self.before.saturating_add(self.start.elapsed()),
+            monotonic: self.monotonic(),
         }
+    }
+
+    fn monotonic(&self) -> Duration {
+        self.before.saturating_add(self.start.elapsed())
     }
 }
 

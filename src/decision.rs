@@ -4,10 +4,11 @@ use std::borrow::Cow;
 
 use smallvec::SmallVec;
 
-use crate::algorithm::{BanOutcome, Outcome};
-use crate::descriptor::{Entry, Hits};
-use crate::rate_limit::{RateLimit, Window};
+use crate::algorithm::BanOutcome;
+use crate::descriptor::Entry;
+use crate::rate_limit::Window;
 use crate::rule::{Metadata, Rule, override_metric_key};
+use crate::statistics::Statistics;
 
 /// May the request pass, or one descriptor of it?
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,7 +46,7 @@ pub struct ResponseHeader<'m> {
 }
 
 /// The answer for one descriptor.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub struct DescriptorStatus<'m> {
     /// What the descriptor comes to on its own. Refusals of rules in shadow mode are `Ok`.
     pub code: Code,
@@ -114,7 +115,7 @@ pub struct CurrentLimit<'m> {
 }
 
 /// Where the limit of a descriptor comes from.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy)]
 pub enum LimitSource<'m> {
     /// No rule matched, or the one that did has no limit: everything passes.
     NoRule,
@@ -139,138 +140,5 @@ impl<'m> LimitSource<'m> {
                 None
             }
         }
-    }
-}
-
-/// How much each statistic of a rule grows by one call: the counters of envoyproxy/ratelimit, by its names.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Statistics {
-    /// Hits asked for.
-    pub total_hits: u64,
-    /// Hits beyond the limit, also of rules in shadow mode.
-    pub over_limit: u64,
-    /// Hits between the near-limit threshold and the limit.
-    pub near_limit: u64,
-    /// Hits of calls that were not over the limit.
-    pub within_limit: u64,
-    /// Hits beyond the limit that passed because the rule is in shadow mode.
-    pub shadow_mode: u64,
-}
-
-impl Statistics {
-    /// What `hits` with this `outcome` add. A refund adds nothing: these counters only grow.
-    ///
-    /// The arithmetic is that of envoyproxy/ratelimit: a call that crosses a threshold is split at it, except that the
-    /// passed part of a call that goes over counts as near the limit at most, not as within it.
-    pub fn new(
-        limit: &RateLimit,
-        near_limit_ratio: f32,
-        shadow_mode: bool,
-        hits: Hits,
-        outcome: &Outcome,
-    ) -> Self {
-        let Hits::Charge(hits) = hits else {
-            return Statistics::default();
-        };
-        let allowed = u64::from(limit.capacity());
-        let near = near_limit_threshold(limit, near_limit_ratio);
-        let Outcome {
-            before,
-            after,
-            over_limit,
-            ..
-        } = *outcome;
-        let mut statistics = Statistics {
-            total_hits: hits,
-            ..Statistics::default()
-        };
-        if over_limit {
-            let asked = before.saturating_add(hits);
-            statistics.over_limit = hits;
-            // Under a ban no part of the call would have passed.
-            let was_banned = outcome.ban.is_some_and(|ban| !ban.started);
-            if !was_banned && before < allowed && asked > allowed {
-                statistics.over_limit = asked - allowed;
-                statistics.near_limit = allowed.saturating_sub(near.max(before));
-            }
-            if shadow_mode {
-                statistics.shadow_mode = statistics.over_limit;
-            }
-        } else {
-            statistics.within_limit = hits;
-            // Not `hits`: a call that charges nothing because another descriptor is over moves no counter.
-            statistics.near_limit = after.saturating_sub(near.max(before));
-        }
-        statistics
-    }
-}
-
-/// The count above which hits are near the limit. In single precision, as in envoyproxy/ratelimit: 0.29 of 100 is 29.
-pub(crate) fn near_limit_threshold(limit: &RateLimit, ratio: f32) -> u64 {
-    // A float-to-integer cast saturates and makes 0 of NaN and negatives.
-    (limit.capacity() as f32 * ratio).floor() as u64
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::*;
-    use crate::rate_limit::Unit;
-
-    #[track_caller]
-    fn test(limit: u32, before: u64, hits: u64, expected: [u64; 4]) {
-        let limit = RateLimit::per(Unit::Hour, limit);
-        let after = before + hits;
-        let outcome = Outcome {
-            over_limit: after > u64::from(limit.requests_per_unit),
-            before,
-            after,
-            remaining: 0,
-            until_reset: Duration::from_secs(1),
-            ban: None,
-        };
-        let s = Statistics::new(&limit, 0.8, false, Hits::Charge(hits), &outcome);
-        assert_eq!(
-            [s.total_hits, s.over_limit, s.near_limit, s.within_limit],
-            expected
-        );
-    }
-
-    #[test]
-    fn calls_are_split_at_the_thresholds() {
-        test(15, 0, 11, [11, 0, 0, 11]);
-        test(15, 11, 2, [2, 0, 1, 2]);
-        test(15, 13, 3, [3, 1, 2, 0]);
-        test(15, 15, 3, [3, 3, 0, 0]);
-        test(20, 0, 16, [16, 0, 0, 16]);
-        test(20, 16, 3, [3, 0, 3, 3]);
-        test(20, 0, 30, [30, 10, 4, 0]);
-        test(0, 0, 2, [2, 2, 0, 0]);
-    }
-
-    #[test]
-    fn the_threshold_is_computed_in_single_precision() {
-        assert_eq!(near_limit_threshold(&RateLimit::per(Unit::Day, 100), 0.29), 29);
-        assert_eq!(
-            near_limit_threshold(&RateLimit::per(Unit::Day, u32::MAX), 1.0),
-            1 << 32
-        );
-        assert_eq!(near_limit_threshold(&RateLimit::per(Unit::Day, 5), f32::NAN), 0);
-    }
-
-    #[test]
-    fn a_refund_counts_nothing() {
-        let limit = RateLimit::per(Unit::Hour, 5);
-        let outcome = Outcome {
-            over_limit: false,
-            before: 5,
-            after: 3,
-            remaining: 2,
-            until_reset: Duration::from_secs(1),
-            ban: None,
-        };
-        let statistics = Statistics::new(&limit, 0.8, true, Hits::Refund(2), &outcome);
-        assert_eq!(statistics, Statistics::default());
     }
 }

@@ -22,10 +22,10 @@ pub use self::ring::{Numbered, Ring};
 use self::announced::{Announced, News};
 use self::bans::Bans;
 use crate::clock::{Timestamp, milliseconds_rounded_up};
-use crate::decision::near_limit_threshold;
 use crate::key::CounterKey;
 use crate::limiter::{EntryText, Observation, Observer};
 use crate::rate_limit::Algorithm;
+use crate::statistics::near_limit_threshold;
 use crate::store::memory::MemoryStore;
 
 /// How many events wait to be delivered. Of more than that the newest are dropped, and counted.

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `/healthcheck` | 200 `OK`, or 500 while the server wants no traffic |
 //! | `/json` | a `RateLimitRequest` in proto3 JSON, answered with 200 or, over the limit, 429 and the `RateLimitResponse` |
+//! | `GET /metrics` | what is counted, as Prometheus reads it |
 //! | `GET /events` | the last edges as JSON, or as server-sent events |
 //! | `GET /top` | the keys that are refused most, as JSON |
 //!
@@ -42,6 +43,7 @@ const BODY_PATIENCE: Duration = Duration::from_secs(30);
 /// The routes of the HTTP port.
 pub fn routes(rls: Rls, health: Health, shown: Shown) -> Router {
     Router::new()
+        .route("/metrics", get(observed::metrics))
         .route("/events", get(observed::events))
         .route("/top", get(observed::top))
         .with_state(shown)

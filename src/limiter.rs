@@ -20,14 +20,13 @@ pub use self::observer::{EntryText, Observation, Observer};
 use self::clients::Clients;
 use crate::algorithm::{BanOutcome, Outcome};
 use crate::clock::{Timestamp, seconds_rounded_up};
-use crate::decision::{
-    Code, CurrentLimit, Decision, DescriptorStatus, LimitSource, ResponseHeader, Statistics,
-};
+use crate::decision::{Code, CurrentLimit, Decision, DescriptorStatus, LimitSource, ResponseHeader};
 use crate::descriptor::{Descriptor, Entry, Hits, Request};
 use crate::key::KeyMaker;
 use crate::matcher::{Domain, Matcher};
 use crate::rate_limit::{Charge, RateLimit};
 use crate::rule::{Limit, Metadata, Rule};
+use crate::statistics::Statistics;
 use crate::store::memory::{MemoryConfig, MemoryStore};
 use crate::store::snapshot::{Snapshot, SnapshotFile};
 use crate::store::{Hit, refuses};

@@ -43,6 +43,12 @@ impl Matcher {
         self.domains().flat_map(Domain::rules).count()
     }
 
+    /// Every rule, to be completed before it is in force.
+    pub(crate) fn rules_mut(&mut self) -> impl Iterator<Item = &mut Rule> {
+        let nodes = self.domains.values_mut().flat_map(|domain| &mut domain.nodes);
+        nodes.filter_map(|node| node.rule.as_deref_mut())
+    }
+
     /// The domain of this name, new and empty if it is not there yet.
     pub(crate) fn domain_mut(&mut self, name: &str) -> &mut Domain {
         self.domains

@@ -16,12 +16,13 @@ use tonic::Code;
 
 use self::summary::Summary;
 use crate::clock::{ManualClock, Timestamp};
-use crate::decision::{Decision, Statistics};
+use crate::decision::Decision;
 use crate::descriptor::Request;
 use crate::limiter::Limiter;
 use crate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use crate::rls::{convert, json as proto_json};
 use crate::rule::sanitize_metric_key;
+use crate::statistics::Statistics;
 
 /// How many requests pass between two looks for counters that have run out.
 const SWEEP_AFTER: u64 = 1 << 16;
@@ -276,22 +277,12 @@ fn metrics(request: &Request<'_>, decision: &Decision<'_>) -> Map<String, Value>
     for (status, descriptor) in decision.statuses.iter().zip(&request.descriptors) {
         if let Some(key) = status.metric_key(&domain, &descriptor.entries) {
             let key = sanitize_metric_key(&key);
-            for (name, count) in by_name(&status.statistics) {
+            for (name, count) in Statistics::NAMES.into_iter().zip(status.statistics.values()) {
                 add(&key, name, count);
             }
         }
     }
     metrics
-}
-
-fn by_name(statistics: &Statistics) -> [(&'static str, u64); 5] {
-    [
-        ("total_hits", statistics.total_hits),
-        ("over_limit", statistics.over_limit),
-        ("near_limit", statistics.near_limit),
-        ("within_limit", statistics.within_limit),
-        ("shadow_mode", statistics.shadow_mode),
-    ]
 }
 
 #[cfg(test)]

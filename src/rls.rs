@@ -17,6 +17,7 @@ use crate::clock::{Clock, Timestamp};
 use crate::decision::{Decision, LimitSource};
 use crate::descriptor;
 use crate::limiter::{DecideError, Limiter};
+use crate::metrics::Metrics;
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_service_server::RateLimitService;
 use crate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 
@@ -31,15 +32,17 @@ const LONGEST_LOGGED: usize = 100;
 pub struct Rls {
     limiter: Arc<Limiter>,
     clock: Arc<Clock>,
+    metrics: Arc<Metrics>,
     unknown_domains: Arc<UnknownDomains>,
 }
 
 impl Rls {
-    /// Decides with `limiter` at the time of `clock`.
-    pub fn new(limiter: Arc<Limiter>, clock: Arc<Clock>) -> Self {
+    /// Decides with `limiter` at the time of `clock`, and counts in `metrics`.
+    pub fn new(limiter: Arc<Limiter>, clock: Arc<Clock>, metrics: Arc<Metrics>) -> Self {
         Rls {
             limiter,
             clock,
+            metrics,
             unknown_domains: Arc::default(),
         }
     }
@@ -49,6 +52,23 @@ impl Rls {
         self.decide_at(message, self.clock.now())
     }
 
+    fn answer(
+        &self,
+        request: &Request<RateLimitRequest>,
+        now: Timestamp,
+    ) -> Result<RateLimitResponse, Status> {
+        let deadline = request.extensions().get::<Deadline>();
+        if deadline.is_some_and(|deadline| deadline.has_passed(now)) {
+            return Err(Status::deadline_exceeded(
+                "the deadline passed before the decision; nothing was charged",
+            ));
+        }
+        self.decide_at(request.get_ref(), now).map_err(|error| {
+            debug!(%error, "no decision: {error}");
+            error.into()
+        })
+    }
+
     fn decide_at(
         &self,
         message: &RateLimitRequest,
@@ -56,7 +76,11 @@ impl Rls {
     ) -> Result<RateLimitResponse, DecideError> {
         let matcher = self.limiter.matcher();
         let request = convert::request(message);
-        let decision = self.limiter.decide(matcher.as_deref(), &request, now)?;
+        let decision = self
+            .limiter
+            .decide(matcher.as_deref(), &request, now)
+            .inspect_err(|_| self.metrics.note_service_error())?;
+        self.metrics.record(&request, &decision);
         if !decision.domain_found && self.unknown_domains.is_news(request.domain, now) {
             let domain = String::from_utf8_lossy(&request.domain[..request.domain.len().min(LONGEST_LOGGED)]);
             warn!(%domain, "there are no rules for a domain that was asked about: its requests pass");
@@ -103,19 +127,10 @@ impl RateLimitService for Rls {
         request: Request<RateLimitRequest>,
     ) -> Result<Response<RateLimitResponse>, Status> {
         let now = self.clock.now();
-        let deadline = request.extensions().get::<Deadline>();
-        if deadline.is_some_and(|deadline| deadline.has_passed(now)) {
-            return Err(Status::deadline_exceeded(
-                "the deadline passed before the decision; nothing was charged",
-            ));
-        }
-        match self.decide_at(request.get_ref(), now) {
-            Ok(response) => Ok(Response::new(response)),
-            Err(error) => {
-                debug!(%error, "no decision: {error}");
-                Err(error.into())
-            }
-        }
+        let answer = self.answer(&request, now);
+        let took = self.clock.monotonic().saturating_sub(now.monotonic);
+        self.metrics.note_call(took);
+        answer.map(Response::new)
     }
 }
 

@@ -3,18 +3,20 @@
 mod metric_key;
 
 use std::fmt;
+use std::sync::Arc;
 
 use ipnet::IpNet;
 
 pub(crate) use self::metric_key::of_override as override_metric_key;
 pub use self::metric_key::sanitize as sanitize_metric_key;
 use crate::rate_limit::RateLimit;
+use crate::statistics::Totals;
 
 /// Free-form data that a rule carries and that passed requests get back.
 pub type Metadata = serde_json::Map<String, serde_json::Value>;
 
 /// A node of the tree of descriptors that has a limit.
-#[derive(Debug, PartialEq)]
+#[derive(Debug)]
 pub struct Rule {
     /// How much is allowed.
     pub limit: Limit,
@@ -33,6 +35,8 @@ pub struct Rule {
     /// Domain and levels, joined by dots: `shop.path_/x.verb_get`. Also the key of its statistics, unless that
     /// depends on the request.
     pub path: Box<str>,
+    /// What was counted of it under that key. Rules that are loaded again go on with it.
+    pub totals: Arc<Totals>,
 }
 
 impl Rule {

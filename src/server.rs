@@ -34,6 +34,7 @@ use crate::events::Delivery;
 use crate::health::Health;
 use crate::http::{self, Shown};
 use crate::limiter::{Limiter, Observer};
+use crate::metrics::Metrics;
 use crate::proto::OFFICIAL_DESCRIPTORS;
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_service_server::RateLimitServiceServer;
 use crate::rls::Rls;
@@ -84,9 +85,11 @@ pub enum ServerError {
     Grpc(#[from] tonic::transport::Error),
 }
 
-/// Who watches the decisions of the limiter, as far as somebody asked for it. Default: nobody.
+/// Who watches the decisions of the limiter. Default: nothing but metrics.
 #[derive(Debug, Default)]
 pub struct Observers {
+    /// Counts them.
+    pub metrics: Arc<Metrics>,
     /// Tells of edges.
     pub events: Option<Delivery>,
     /// Who is refused most.
@@ -150,7 +153,12 @@ impl Server {
         let mut stops = pin!(stops);
         let (health, health_service) = Health::new().await;
         let (close, closed) = watch::channel(false);
-        let rls = Rls::new(Arc::clone(&self.limiter), Arc::clone(&self.clock));
+        let metrics = self.observers.metrics;
+        let rls = Rls::new(
+            Arc::clone(&self.limiter),
+            Arc::clone(&self.clock),
+            Arc::clone(&metrics),
+        );
         let reflection = || {
             tonic_reflection::server::Builder::configure()
                 .register_encoded_file_descriptor_set(OFFICIAL_DESCRIPTORS)
@@ -180,6 +188,8 @@ impl Server {
                 .as_ref()
                 .map(|events| Arc::clone(events.events())),
             top: self.observers.top,
+            metrics,
+            limiter: Arc::clone(&self.limiter),
             clock: Arc::clone(&self.clock),
             closed: closed.clone(),
         };

@@ -5,6 +5,7 @@
 use std::collections::BTreeSet;
 use std::env;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
@@ -14,6 +15,7 @@ use super::{control_group, values};
 use crate::config::{RulesConfig, RulesSource, RuntimeDirectory, ServerConfig, SnapshotConfig};
 use crate::events::{Delivery, EventsConfig, Sink};
 use crate::limiter::{LimiterConfig, ResponseHeaderNames};
+use crate::metrics::Metrics;
 use crate::rate_limit::Charge;
 use crate::server::Observers;
 use crate::store::memory::{FullPolicy, MemoryConfig};
@@ -245,7 +247,7 @@ impl MemorySettings {
 
 /// Who wants to know what is limited.
 #[derive(Debug, Args)]
-#[command(next_help_heading = "Events")]
+#[command(next_help_heading = "Metrics and events")]
 pub(super) struct ObserverSettings {
     /// Tell once per key and window when a key comes near its limit, goes over it, is banned and is free again: to any of log,
     /// counter and ring, with commas between them. The ring is what /events shows
@@ -255,11 +257,20 @@ pub(super) struct ObserverSettings {
     /// Show on /top so many keys of each domain that are refused most; 0 shows none
     #[arg(long, env = "TOLLGATE_TOP", value_name = "KEYS", value_parser = values::top, default_value = "0")]
     top: usize,
+    /// How many keys that hold values of requests have metrics of their own; those of further ones are counted together
+    #[arg(
+        long,
+        env = "TOLLGATE_METRIC_KEYS",
+        value_name = "KEYS",
+        default_value = "10000"
+    )]
+    metric_keys: usize,
 }
 
 impl ObserverSettings {
     pub(super) fn to_observers(&self, near_limit_ratio: f32) -> Observers {
         Observers {
+            metrics: Arc::new(Metrics::new(self.metric_keys)),
             events: Delivery::new(EventsConfig {
                 sinks: self.sinks.clone(),
                 near_limit_ratio,

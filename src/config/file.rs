@@ -536,6 +536,7 @@ impl FileLoader<'_> {
             metadata,
             levels: branch.levels.clone().into(),
             path: Rule::path(&self.domain, &branch.levels),
+            totals: Arc::default(),
         })
     }
 

@@ -1,4 +1,4 @@
-//! What is limited and why: `/events` and `/top`.
+//! What is limited and why: `/metrics`, `/events` and `/top`.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -13,9 +13,12 @@ use serde::Deserialize;
 use serde_json::json;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{broadcast, watch};
+use tokio::task::spawn_blocking;
 
 use crate::clock::Clock;
 use crate::events::{Events, Numbered};
+use crate::limiter::Limiter;
+use crate::metrics::{Metrics, prometheus};
 use crate::top::Top;
 
 /// What there is to show, and when to stop.
@@ -25,6 +28,10 @@ pub struct Shown {
     pub events: Option<Arc<Events>>,
     /// Who is refused most, if that is counted.
     pub top: Option<Arc<Top>>,
+    /// What is counted.
+    pub metrics: Arc<Metrics>,
+    /// Whose counters are counted.
+    pub limiter: Arc<Limiter>,
     /// What time it is.
     pub clock: Arc<Clock>,
     /// Streams end when this becomes true.
@@ -87,6 +94,16 @@ pub(super) async fn top(State(shown): State<Shown>, Query(query): Query<TopQuery
         domains.retain(|domain| *domain.domain == wanted);
     }
     Json(json!({ "domains": domains })).into_response()
+}
+
+/// The page that Prometheus reads.
+pub(super) async fn metrics(State(shown): State<Shown>) -> Response {
+    // With many rules it takes a while; decisions are not to wait for it.
+    let page =
+        spawn_blocking(move || prometheus::page(&shown.metrics, &shown.limiter, shown.events.as_deref()))
+            .await
+            .expect("the page is made without panic");
+    ([(header::CONTENT_TYPE, prometheus::CONTENT_TYPE)], page).into_response()
 }
 
 fn off(advice: &'static str) -> Response {

@@ -24,7 +24,8 @@ impl Rule {
         Cow::Owned(key)
     }
 
-    fn metric_key_depends_on_request(&self) -> bool {
+    /// Whether that key is another than [`Rule::path`] for some descriptors.
+    pub(crate) fn metric_key_depends_on_request(&self) -> bool {
         self.detailed_metric || self.levels.iter().any(|level| level.value_to_metric)
     }
 

@@ -56,7 +56,7 @@ impl Watched {
         limiter.set_matcher(rules(yaml));
         let limiter = Arc::new(limiter);
         let clock = Arc::new(Clock::Manual(ManualClock::new(Duration::from_secs(T))));
-        let rls = Rls::new(Arc::clone(&limiter), Arc::clone(&clock));
+        let rls = Rls::new(Arc::clone(&limiter), Arc::clone(&clock), Arc::default());
         Watched {
             limiter,
             rls,
@@ -318,6 +318,7 @@ async fn watched_server() -> TestServer {
     let observers = Observers {
         events: Some(ring(0.8)),
         top: Top::new(3),
+        ..Observers::default()
     };
     let limiter = Limiter::new(LimiterConfig::default()).observed_by(observers.handles());
     limiter.set_matcher(rules(RULES));

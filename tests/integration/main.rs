@@ -6,6 +6,7 @@ mod command_line;
 mod conformance;
 mod decisions;
 mod events;
+mod metrics;
 mod readme;
 mod regression;
 mod rule_files;

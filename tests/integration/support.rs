@@ -65,7 +65,7 @@ impl TestLimiter {
         let limiter = Arc::new(Limiter::new(config));
         limiter.set_matcher(rules(yaml));
         let clock = Arc::new(Clock::Manual(ManualClock::new(Duration::from_secs(T))));
-        let rls = Rls::new(Arc::clone(&limiter), Arc::clone(&clock));
+        let rls = Rls::new(Arc::clone(&limiter), Arc::clone(&clock), Arc::default());
         TestLimiter { limiter, clock, rls }
     }
 

@@ -1,0 +1,322 @@
+//! What operators measure: statistics of the rules by the names of envoyproxy/ratelimit, calls and how long they take, and what
+//! the store and the events have come to.
+//!
+//! Counting is cheap and always on. [`Metrics::samples`] has everything under its internal name, such as
+//! `ratelimit.service.rate_limit.shop.user.total_hits`, from which [`prometheus`] makes what it shows.
+
+mod histogram;
+pub mod prometheus;
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Duration;
+
+use self::histogram::Histogram;
+use crate::clock::Timestamp;
+use crate::decision::{Decision, LimitSource};
+use crate::descriptor::Request;
+use crate::events::Events;
+use crate::limiter::Limiter;
+use crate::matcher::Matcher;
+use crate::rule::sanitize_metric_key;
+use crate::statistics::{Statistics, Totals};
+use crate::striped::Striped;
+
+/// How many unknown domains have a counter of their own.
+const MOST_UNKNOWN_DOMAINS: usize = 100;
+
+/// Stands for the keys and domains beyond what is counted by name.
+const OVERFLOW: &str = "__overflow__";
+
+/// All that is counted.
+#[derive(Debug)]
+pub struct Metrics {
+    /// By metric key. Those of the rules in force, which hold them as well; written on a reload.
+    of_rules: Mutex<HashMap<String, Arc<Totals>>>,
+    /// By metric keys that hold values of requests. Written when a key is new.
+    of_values: RwLock<HashMap<String, Arc<Totals>>>,
+    most_value_keys: usize,
+    /// Descriptors of requests for domains that have no rules. Locked for such requests only.
+    unknown_domains: Mutex<HashMap<String, u64>>,
+    service: Service,
+    response_time: Histogram,
+    health_checks: AtomicU64,
+    /// Hits that were refused for a ban.
+    banned_hits: Striped<AtomicU64>,
+}
+
+/// Counters of the service as a whole.
+#[derive(Debug, Default)]
+struct Service {
+    config_load_success: AtomicU64,
+    config_load_error: AtomicU64,
+    /// In seconds since 1970; 0 before the first.
+    config_load_time: AtomicU64,
+    global_shadow_mode: AtomicU64,
+    service_error: AtomicU64,
+}
+
+/// A number under its internal name.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sample {
+    /// Parts with dots between them.
+    pub name: String,
+    /// What it is.
+    pub value: SampleValue,
+}
+
+/// What a sample measures.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum SampleValue {
+    /// Only grows.
+    Counter(u64),
+    /// Goes up and down.
+    Gauge(u64),
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Metrics::new(10_000)
+    }
+}
+
+impl Metrics {
+    /// Nothing counted yet. Of the keys that hold values of requests (`detailed_metric`, `value_to_metric`, limits that come
+    /// with a request) `most_value_keys` are counted by name, and the others of each domain together.
+    pub fn new(most_value_keys: usize) -> Self {
+        Metrics {
+            of_rules: Mutex::default(),
+            of_values: RwLock::default(),
+            most_value_keys,
+            unknown_domains: Mutex::default(),
+            service: Service::default(),
+            response_time: Histogram::default(),
+            health_checks: AtomicU64::default(),
+            banned_hits: Striped::default(),
+        }
+    }
+
+    /// Has the rules go on with what was counted of them before. To be called before they are in force.
+    pub fn adopt(&self, matcher: &mut Matcher) {
+        let mut of_rules = self.of_rules.lock().unwrap_or_else(PoisonError::into_inner);
+        for rule in matcher.rules_mut() {
+            let totals = of_rules.entry(sanitize_metric_key(&rule.path)).or_default();
+            rule.totals = Arc::clone(totals);
+        }
+        // Rules that went away the time before last.
+        of_rules.retain(|_, totals| Arc::strong_count(totals) > 1);
+    }
+
+    /// Counts that rules were loaded at `now`, or could not be.
+    pub fn note_config_load(&self, is_success: bool, now: Timestamp) {
+        let service = &self.service;
+        if is_success {
+            service.config_load_success.fetch_add(1, Ordering::Relaxed);
+            service
+                .config_load_time
+                .store(now.unix_seconds(), Ordering::Relaxed);
+        } else {
+            service.config_load_error.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// When rules were loaded last, in seconds since 1970; 0 before.
+    pub fn config_load_time(&self) -> u64 {
+        self.service.config_load_time.load(Ordering::Relaxed)
+    }
+
+    /// Counts a call that could not be decided.
+    pub fn note_service_error(&self) {
+        self.service.service_error.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts a question about health over gRPC.
+    pub fn note_health_check(&self) {
+        self.health_checks.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts a call over gRPC, and how long it took.
+    pub fn note_call(&self, took: Duration) {
+        self.response_time.observe(took);
+    }
+
+    /// Counts what was decided.
+    pub fn record(&self, request: &Request<'_>, decision: &Decision<'_>) {
+        if decision.global_shadow_mode {
+            self.service.global_shadow_mode.fetch_add(1, Ordering::Relaxed);
+        }
+        if !decision.domain_found {
+            self.note_unknown_domain(request);
+            return;
+        }
+        for (status, descriptor) in decision.statuses.iter().zip(&request.descriptors) {
+            if status.ban.is_some() {
+                let hits = status.statistics.total_hits;
+                self.banned_hits.mine().fetch_add(hits, Ordering::Relaxed);
+            }
+            match status.source {
+                LimitSource::Rule(rule) if !rule.metric_key_depends_on_request() => {
+                    rule.totals.add(&status.statistics);
+                }
+                _ => {
+                    let domain = String::from_utf8_lossy(request.domain);
+                    if let Some(key) = status.metric_key(&domain, &descriptor.entries) {
+                        self.totals_of_values(&domain, sanitize_metric_key(&key))
+                            .add(&status.statistics);
+                    }
+                }
+            }
+        }
+    }
+
+    fn note_unknown_domain(&self, request: &Request<'_>) {
+        let mut domains = self
+            .unknown_domains
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let mut domain = sanitize_metric_key(&String::from_utf8_lossy(request.domain));
+        if domains.len() >= MOST_UNKNOWN_DOMAINS && !domains.contains_key(&domain) {
+            OVERFLOW.clone_into(&mut domain);
+        }
+        *domains.entry(domain).or_default() += request.descriptors.len() as u64;
+    }
+
+    fn totals_of_values(&self, domain: &str, key: String) -> Arc<Totals> {
+        let of_values = self.of_values.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(totals) = of_values.get(&key) {
+            return Arc::clone(totals);
+        }
+        let is_full = of_values.len() >= self.most_value_keys;
+        drop(of_values);
+        let key = if is_full {
+            format!("{}.{OVERFLOW}", sanitize_metric_key(domain))
+        } else {
+            key
+        };
+        let mut of_values = self.of_values.write().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(of_values.entry(key).or_default())
+    }
+
+    /// The totals by metric key.
+    fn totals(&self) -> Vec<(String, [u64; 5])> {
+        let of_rules = self.of_rules.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut totals: Vec<_> = of_rules
+            .iter()
+            .map(|(key, totals)| (key.clone(), totals.sums()))
+            .collect();
+        drop(of_rules);
+        let of_values = self.of_values.read().unwrap_or_else(PoisonError::into_inner);
+        totals.extend(of_values.iter().map(|(key, totals)| (key.clone(), totals.sums())));
+        totals
+    }
+
+    /// Everything that is counted, under its internal name, response times apart. Counters of rules that count nothing yet
+    /// are left out.
+    pub fn samples(&self, limiter: &Limiter, events: Option<&Events>) -> Vec<Sample> {
+        let mut samples = self.of_reference();
+        let banned_hits = self.banned_hits.all().map(|hits| hits.load(Ordering::Relaxed));
+        samples.push(counter(
+            "tollgate.banned_hits_total".to_owned(),
+            banned_hits.sum(),
+        ));
+        samples.push(gauge(
+            "tollgate.config_load_time_seconds",
+            self.config_load_time(),
+        ));
+        samples.extend(of_store(limiter));
+        samples.extend(events.into_iter().flat_map(of_events));
+        samples
+    }
+
+    /// What envoyproxy/ratelimit has as well.
+    fn of_reference(&self) -> Vec<Sample> {
+        const SERVICE: &str = "ratelimit.service";
+        let mut samples = Vec::new();
+        for (key, sums) in self.totals() {
+            let names = Statistics::NAMES.into_iter().zip(sums);
+            samples.extend(
+                names
+                    .filter(|(_, sum)| *sum > 0)
+                    .map(|(name, sum)| counter(format!("{SERVICE}.rate_limit.{key}.{name}"), sum)),
+            );
+        }
+        let unknown_domains = self
+            .unknown_domains
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        samples.extend(unknown_domains.iter().map(|(domain, count)| {
+            counter(format!("{SERVICE}.rate_limit.{domain}.domain_not_found"), *count)
+        }));
+        drop(unknown_domains);
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let service = &self.service;
+        samples.extend([
+            counter(
+                format!("{SERVICE}.config_load_success"),
+                of(&service.config_load_success),
+            ),
+            counter(
+                format!("{SERVICE}.config_load_error"),
+                of(&service.config_load_error),
+            ),
+            counter(
+                format!("{SERVICE}.global_shadow_mode"),
+                of(&service.global_shadow_mode),
+            ),
+            counter(
+                format!("{SERVICE}.call.should_rate_limit.service_error"),
+                of(&service.service_error),
+            ),
+            counter(
+                "ratelimit_server.ShouldRateLimit.total_requests".to_owned(),
+                self.response_time.observed().count(),
+            ),
+            counter(
+                "ratelimit_server.Check.total_requests".to_owned(),
+                of(&self.health_checks),
+            ),
+        ]);
+        samples
+    }
+}
+
+fn counter(name: String, value: u64) -> Sample {
+    Sample {
+        name,
+        value: SampleValue::Counter(value),
+    }
+}
+
+fn gauge(name: &str, value: u64) -> Sample {
+    Sample {
+        name: name.to_owned(),
+        value: SampleValue::Gauge(value),
+    }
+}
+
+fn of_store(limiter: &Limiter) -> [Sample; 5] {
+    let store = limiter.store();
+    let pressure = store.pressure();
+    [
+        gauge("tollgate.counters", store.len() as u64),
+        gauge("tollgate.counters_capacity", store.capacity() as u64),
+        gauge("tollgate.counters_bytes", store.allocated()),
+        counter("tollgate.evicted_counters_total".to_owned(), pressure.evicted),
+        counter("tollgate.turned_away_hits_total".to_owned(), pressure.turned_away),
+    ]
+}
+
+fn of_events(events: &Events) -> Vec<Sample> {
+    let mut samples: Vec<Sample> = events
+        .counts()
+        .into_iter()
+        .flatten()
+        .map(|(kind, count)| counter(format!("tollgate.events.{}_total", kind.name()), count))
+        .collect();
+    samples.push(counter(
+        "tollgate.dropped_events_total".to_owned(),
+        events.dropped(),
+    ));
+    samples
+}

@@ -1,0 +1,113 @@
+//! How long calls take.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::clock::nanoseconds;
+use crate::striped::Striped;
+
+/// Upper bounds of the buckets in nanoseconds, each itself included. From 5 ms on they are those of envoyproxy/ratelimit.
+const BOUNDS: [u64; 22] = [
+    1_000,
+    2_500,
+    5_000,
+    10_000,
+    25_000,
+    50_000,
+    100_000,
+    250_000,
+    500_000,
+    1_000_000,
+    2_500_000,
+    5_000_000,
+    10_000_000,
+    25_000_000,
+    50_000_000,
+    100_000_000,
+    250_000_000,
+    500_000_000,
+    1_000_000_000,
+    2_500_000_000,
+    5_000_000_000,
+    10_000_000_000,
+];
+
+/// Durations by size; any number of threads adds to it.
+#[derive(Debug, Default)]
+pub(super) struct Histogram(Striped<Stripe>);
+
+#[derive(Debug, Default)]
+struct Stripe {
+    /// The last one is for what is beyond all bounds.
+    buckets: [AtomicU64; BOUNDS.len() + 1],
+    sum_nanoseconds: AtomicU64,
+}
+
+/// What a histogram holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Observed {
+    /// How many durations are in each bucket, those of smaller ones not included.
+    pub(super) buckets: [u64; BOUNDS.len() + 1],
+    pub(super) sum: Duration,
+}
+
+impl Histogram {
+    pub(super) fn observe(&self, duration: Duration) {
+        let duration = nanoseconds(duration);
+        let bucket = BOUNDS.partition_point(|bound| *bound < duration);
+        let stripe = self.0.mine();
+        stripe.buckets[bucket].fetch_add(1, Ordering::Relaxed);
+        stripe.sum_nanoseconds.fetch_add(duration, Ordering::Relaxed);
+    }
+
+    pub(super) fn observed(&self) -> Observed {
+        let mut observed = Observed::default();
+        let mut nanoseconds = 0u64;
+        for stripe in self.0.all() {
+            for (sum, bucket) in observed.buckets.iter_mut().zip(&stripe.buckets) {
+                *sum += bucket.load(Ordering::Relaxed);
+            }
+            nanoseconds = nanoseconds.wrapping_add(stripe.sum_nanoseconds.load(Ordering::Relaxed));
+        }
+        observed.sum = Duration::from_nanos(nanoseconds);
+        observed
+    }
+}
+
+impl Observed {
+    pub(super) fn count(&self) -> u64 {
+        self.buckets.iter().sum()
+    }
+
+    /// The upper bounds from `least` on, in seconds, each with the number of durations up to it.
+    pub(super) fn cumulative(&self, least: Duration) -> impl Iterator<Item = (f64, u64)> {
+        let mut count = 0;
+        let buckets = BOUNDS.into_iter().zip(self.buckets).map(move |(bound, bucket)| {
+            count += bucket;
+            (Duration::from_nanos(bound), count)
+        });
+        buckets
+            .filter(move |(bound, _)| *bound >= least)
+            .map(|(bound, count)| (bound.as_secs_f64(), count))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_duration_is_in_the_first_bucket_that_has_room_for_it() {
+        let histogram = Histogram::default();
+        for micros in [1, 2, 5_000, 5_001, 20_000_000] {
+            histogram.observe(Duration::from_micros(micros));
+        }
+        let observed = histogram.observed();
+        assert_eq!(observed.count(), 5);
+        assert_eq!(observed.sum, Duration::from_micros(20_010_004));
+        let coarse: Vec<_> = observed.cumulative(Duration::from_millis(5)).collect();
+        assert_eq!(coarse.len(), 11);
+        assert_eq!(coarse[0], (0.005, 3));
+        assert_eq!(coarse[10], (10.0, 4));
+    }
+}

@@ -1,0 +1,301 @@
+//! The page that Prometheus reads: names and labels as envoyproxy/ratelimit's exporter makes them, without its faults.
+//!
+//! A rule's statistics become `ratelimit_service_rate_limit_<statistic>{domain, key1, key2}`: the parts of its metric key; what
+//! is deeper than two levels is folded into them. Everything else keeps its internal name, with `_` for what a name cannot
+//! hold.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use ::prometheus::proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType};
+use ::prometheus::{Encoder as _, TextEncoder};
+
+use super::histogram::Observed;
+use super::{Metrics, Sample, SampleValue};
+use crate::events::Events;
+use crate::limiter::Limiter;
+use crate::statistics::Statistics;
+
+/// The content type of the page.
+pub const CONTENT_TYPE: &str = ::prometheus::TEXT_FORMAT;
+
+/// The buckets of envoyproxy/ratelimit start here.
+const LEAST_RESPONSE_TIME: Duration = Duration::from_millis(5);
+
+/// The page.
+pub fn page(metrics: &Metrics, limiter: &Limiter, events: Option<&Events>) -> String {
+    let mut families = Families::default();
+    for sample in metrics.samples(limiter, events) {
+        families.add(&sample);
+    }
+    let observed = metrics.response_time.observed();
+    families.0.insert(
+        "ratelimit_service_response_time_seconds".to_owned(),
+        Family::Histogram(
+            vec![("grpc_method", "ShouldRateLimit".to_owned())],
+            histogram(&observed, LEAST_RESPONSE_TIME),
+        ),
+    );
+    families.0.insert(
+        "tollgate_decision_seconds".to_owned(),
+        Family::Histogram(Vec::new(), histogram(&observed, Duration::ZERO)),
+    );
+    families.encode()
+}
+
+/// By name.
+#[derive(Debug, Default)]
+struct Families(BTreeMap<String, Family>);
+
+type Labels = Vec<(&'static str, String)>;
+
+#[derive(Debug)]
+enum Family {
+    Counters(BTreeMap<Labels, u64>),
+    Gauge(u64),
+    Histogram(Labels, Histogram),
+}
+
+impl Families {
+    fn add(&mut self, sample: &Sample) {
+        let (name, labels) = named(&sample.name);
+        match sample.value {
+            SampleValue::Gauge(value) => {
+                self.0.insert(name, Family::Gauge(value));
+            }
+            SampleValue::Counter(value) => {
+                let family = self
+                    .0
+                    .entry(name)
+                    .or_insert_with(|| Family::Counters(BTreeMap::new()));
+                // A counter and a gauge of one name do not occur: names of gauges are all ours.
+                if let Family::Counters(counters) = family {
+                    *counters.entry(labels).or_default() += value;
+                }
+            }
+        }
+    }
+
+    fn encode(self) -> String {
+        let families: Vec<MetricFamily> = self
+            .0
+            .into_iter()
+            .map(|(name, family)| family.encoded(name))
+            .collect();
+        let mut page = Vec::new();
+        TextEncoder::new()
+            .encode(&families, &mut page)
+            .expect("every family has a name and a metric");
+        String::from_utf8(page).expect("the page is text")
+    }
+}
+
+impl Family {
+    fn encoded(self, name: String) -> MetricFamily {
+        let mut family = MetricFamily::default();
+        family.set_help(help(&name).to_owned());
+        family.set_name(name);
+        let (kind, metrics) = match self {
+            Family::Counters(counters) => (
+                MetricType::COUNTER,
+                counters
+                    .into_iter()
+                    .map(|(labels, value)| {
+                        let mut counter = Counter::default();
+                        counter.set_value(value as f64);
+                        let mut metric = Metric::from_label(pairs(labels));
+                        metric.set_counter(counter);
+                        metric
+                    })
+                    .collect(),
+            ),
+            Family::Gauge(value) => {
+                let mut gauge = Gauge::default();
+                gauge.set_value(value as f64);
+                (MetricType::GAUGE, vec![Metric::from_gauge(gauge)])
+            }
+            Family::Histogram(labels, histogram) => {
+                let mut metric = Metric::from_label(pairs(labels));
+                metric.set_histogram(histogram);
+                (MetricType::HISTOGRAM, vec![metric])
+            }
+        };
+        family.set_field_type(kind);
+        family.set_metric(metrics);
+        family
+    }
+}
+
+fn pairs(labels: Labels) -> Vec<LabelPair> {
+    let pairs = labels.into_iter().map(|(name, value)| {
+        let mut pair = LabelPair::default();
+        pair.set_name(name.to_owned());
+        pair.set_value(value);
+        pair
+    });
+    pairs.collect()
+}
+
+fn histogram(observed: &Observed, least: Duration) -> Histogram {
+    let buckets = observed.cumulative(least).map(|(bound, count)| {
+        let mut bucket = Bucket::default();
+        bucket.set_upper_bound(bound);
+        bucket.set_cumulative_count(count);
+        bucket
+    });
+    let mut histogram = Histogram::default();
+    histogram.set_bucket(buckets.collect());
+    histogram.set_sample_count(observed.count());
+    histogram.set_sample_sum(observed.sum.as_secs_f64());
+    histogram
+}
+
+/// The name and labels for an internal name.
+fn named(internal: &str) -> (String, Labels) {
+    let service = internal.strip_prefix("ratelimit.service.");
+    if let Some(named) = service
+        .and_then(|name| name.strip_prefix("rate_limit."))
+        .and_then(of_rule)
+    {
+        return named;
+    }
+    if let Some(kind) = service.and_then(|name| name.strip_prefix("call.should_rate_limit.")) {
+        return (
+            "ratelimit_service_should_rate_limit_error".to_owned(),
+            vec![("err_type", kind.to_owned())],
+        );
+    }
+    if let Some(method) = internal
+        .strip_prefix("ratelimit_server.")
+        .and_then(|name| name.strip_suffix(".total_requests"))
+    {
+        return (
+            "ratelimit_service_total_requests".to_owned(),
+            vec![("grpc_method", method.to_owned())],
+        );
+    }
+    if let Some(kind) = internal
+        .strip_prefix("tollgate.events.")
+        .and_then(|name| name.strip_suffix("_total"))
+    {
+        return (
+            "tollgate_events_total".to_owned(),
+            vec![("event", kind.to_owned())],
+        );
+    }
+    (plain(internal), Vec::new())
+}
+
+/// `<domain>.<level>[.<level>...].<statistic>`.
+fn of_rule(name: &str) -> Option<(String, Labels)> {
+    let (key, statistic) = name.rsplit_once('.')?;
+    let statistic = Statistics::NAMES.into_iter().find(|known| *known == statistic)?;
+    let mut parts = key.split('.').map(str::to_owned);
+    let mut labels = vec![("domain", parts.next()?), ("key1", parts.next()?)];
+    labels.extend(parts.next().map(|key2| ("key2", key2)));
+    Some((format!("ratelimit_service_rate_limit_{statistic}"), labels))
+}
+
+/// A name with `_` for every byte that it cannot hold.
+fn plain(internal: &str) -> String {
+    let mut name: String = internal
+        .bytes()
+        .map(|byte| {
+            if byte.is_ascii_alphanumeric() {
+                byte.into()
+            } else {
+                '_'
+            }
+        })
+        .collect();
+    if name.starts_with(|first: char| first.is_ascii_digit()) {
+        name.insert(0, '_');
+    }
+    name
+}
+
+fn help(name: &str) -> &'static str {
+    match name {
+        "ratelimit_service_rate_limit_total_hits" => "Hits asked for.",
+        "ratelimit_service_rate_limit_over_limit" => "Hits beyond the limit, also in shadow mode.",
+        "ratelimit_service_rate_limit_near_limit" => "Hits between the near-limit threshold and the limit.",
+        "ratelimit_service_rate_limit_within_limit" => "Hits of calls that were not over the limit.",
+        "ratelimit_service_rate_limit_shadow_mode" => {
+            "Hits beyond the limit that passed since the rule is in shadow mode."
+        }
+        "ratelimit_service_should_rate_limit_error" => "Calls that could not be decided.",
+        "ratelimit_service_total_requests" => "Calls over gRPC.",
+        "ratelimit_service_response_time_seconds" => "How long calls took, the network left aside.",
+        "ratelimit_service_config_load_success" => "Rules that were loaded.",
+        "ratelimit_service_config_load_error" => "Rules that could not be loaded.",
+        "ratelimit_service_global_shadow_mode" => "Calls that passed since the server is in shadow mode.",
+        "tollgate_config_load_time_seconds" => "When the rules in force were loaded, in seconds since 1970.",
+        "tollgate_counters" => "Counters that are held.",
+        "tollgate_counters_capacity" => "Counters for which there is room.",
+        "tollgate_counters_bytes" => "Memory of the tables of counters in bytes.",
+        "tollgate_evicted_counters_total" => "Counters that were forgotten early to make room.",
+        "tollgate_turned_away_hits_total" => "Hits of new keys for whose counters there was no room.",
+        "tollgate_banned_hits_total" => "Hits that were refused for a ban, the one that started it included.",
+        "tollgate_events_total" => "Events that were delivered.",
+        "tollgate_dropped_events_total" => "Events that were lost since too many came at a time.",
+        "tollgate_decision_seconds" => "How long a decision took.",
+        _ => "Descriptors of requests for a domain without rules.",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn internal_names_become_names_and_labels() {
+        #[track_caller]
+        fn test(internal: &str, name: &str, labels: &[(&str, &str)]) {
+            let (is_name, is_labels) = named(internal);
+            let is_labels: Vec<_> = is_labels
+                .iter()
+                .map(|(label, value)| (*label, value.as_str()))
+                .collect();
+            assert_eq!(
+                (is_name.as_str(), is_labels.as_slice()),
+                (name, labels),
+                "{internal}"
+            );
+        }
+        let rule = "ratelimit_service_rate_limit_over_limit";
+        let of_rule = |key: &str| format!("ratelimit.service.rate_limit.{key}.over_limit");
+        test(&of_rule("d.k_v"), rule, &[("domain", "d"), ("key1", "k_v")]);
+        test(
+            &of_rule("d.a.b_c"),
+            rule,
+            &[("domain", "d"), ("key1", "a"), ("key2", "b_c")],
+        );
+        test(
+            &of_rule("d.a.b.c.e"),
+            rule,
+            &[("domain", "d"), ("key1", "a"), ("key2", "b")],
+        );
+        test(&of_rule("d"), "ratelimit_service_rate_limit_d_over_limit", &[]);
+        test(
+            "ratelimit.service.rate_limit.my-shop.domain_not_found",
+            "ratelimit_service_rate_limit_my_shop_domain_not_found",
+            &[],
+        );
+        test(
+            "ratelimit.service.call.should_rate_limit.service_error",
+            "ratelimit_service_should_rate_limit_error",
+            &[("err_type", "service_error")],
+        );
+        test(
+            "ratelimit_server.Check.total_requests",
+            "ratelimit_service_total_requests",
+            &[("grpc_method", "Check")],
+        );
+        test(
+            "ratelimit.service.config_load_success",
+            "ratelimit_service_config_load_success",
+            &[],
+        );
+        test("7é", "_7__", &[]);
+    }
+}

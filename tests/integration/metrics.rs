@@ -1,0 +1,225 @@
+//! What operators measure, over HTTP.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tollgate::limiter::{Limiter, LimiterConfig};
+use tollgate::metrics::Metrics;
+use tollgate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride;
+use tollgate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
+use tollgate::server::Observers;
+
+use crate::support::{TestServer, http, request, rules};
+
+const RULES: &str = "
+domain: shop
+descriptors:
+  - {key: user, rate_limit: {unit: hour, requests_per_unit: 5}}
+  - key: path
+    value: /login
+    descriptors:
+      - {key: ip, rate_limit: {unit: hour, requests_per_unit: 1}}
+  - {key: url, value: '/a:b|c', rate_limit: {unit: hour, requests_per_unit: 5}}
+  - {key: ip, detailed_metric: true, rate_limit: {unit: hour, requests_per_unit: 5}}
+";
+
+async fn server(metrics: Metrics) -> TestServer {
+    let observers = Observers {
+        metrics: Arc::new(metrics),
+        ..Observers::default()
+    };
+    let limiter = Limiter::new(LimiterConfig::default());
+    let mut matcher = rules(RULES);
+    observers.metrics.adopt(&mut matcher);
+    limiter.set_matcher(matcher);
+    TestServer::start_observed(limiter, observers, Duration::ZERO).await
+}
+
+/// The lines of the page that start with `prefix`.
+async fn lines(server: &TestServer, prefix: &str) -> Vec<String> {
+    let (status, page) = http(server.http, "GET", "/metrics", "").await;
+    assert_eq!(status, 200);
+    page.lines()
+        .filter(|line| line.starts_with(prefix))
+        .map(str::to_owned)
+        .collect()
+}
+
+async fn ask(server: &TestServer, calls: impl IntoIterator<Item = RateLimitRequest>) {
+    let mut client = server.client().await;
+    for call in calls {
+        client.should_rate_limit(call).await.unwrap();
+    }
+}
+
+fn overridden(descriptor: &str) -> RateLimitRequest {
+    let mut call = request("shop", &[descriptor]);
+    call.descriptors[0].limit = Some(RateLimitOverride {
+        requests_per_unit: 500,
+        unit: 2,
+        ..RateLimitOverride::default()
+    });
+    call
+}
+
+#[tokio::test]
+async fn rules_are_counted_by_the_names_of_the_reference() {
+    let server = server(Metrics::default()).await;
+    ask(&server, (0..7).map(|_| request("shop", &["user=a"]))).await;
+    ask(
+        &server,
+        (0..3).map(|_| request("shop", &["path=/login;ip=198.51.100.7", "other=x"])),
+    )
+    .await;
+    ask(&server, [request("nowhere", &["a=b", "c=d"])]).await;
+    assert_eq!(
+        lines(&server, "ratelimit_service_rate_limit").await,
+        [
+            "ratelimit_service_rate_limit_near_limit{domain=\"shop\",key1=\"path_/login\",key2=\"ip\"} 1",
+            "ratelimit_service_rate_limit_near_limit{domain=\"shop\",key1=\"user\"} 1",
+            "ratelimit_service_rate_limit_nowhere_domain_not_found 2",
+            "ratelimit_service_rate_limit_over_limit{domain=\"shop\",key1=\"path_/login\",key2=\"ip\"} 2",
+            "ratelimit_service_rate_limit_over_limit{domain=\"shop\",key1=\"user\"} 2",
+            "ratelimit_service_rate_limit_total_hits{domain=\"shop\",key1=\"path_/login\",key2=\"ip\"} 3",
+            "ratelimit_service_rate_limit_total_hits{domain=\"shop\",key1=\"user\"} 7",
+            "ratelimit_service_rate_limit_within_limit{domain=\"shop\",key1=\"path_/login\",key2=\"ip\"} 1",
+            "ratelimit_service_rate_limit_within_limit{domain=\"shop\",key1=\"user\"} 5",
+        ]
+    );
+}
+
+#[tokio::test]
+async fn calls_and_their_errors_are_counted() {
+    let server = server(Metrics::default()).await;
+    ask(&server, [request("shop", &["user=a"])]).await;
+    let mut client = server.client().await;
+    client
+        .should_rate_limit(request("", &["user=a"]))
+        .await
+        .unwrap_err();
+    client.should_rate_limit(request("shop", &[])).await.unwrap_err();
+    // A call over HTTP is none over gRPC.
+    http(server.http, "POST", "/json", "{").await;
+    assert_eq!(
+        lines(&server, "ratelimit_service_total_requests").await[1],
+        "ratelimit_service_total_requests{grpc_method=\"ShouldRateLimit\"} 3"
+    );
+    assert_eq!(
+        lines(&server, "ratelimit_service_should_rate_limit_error").await,
+        ["ratelimit_service_should_rate_limit_error{err_type=\"service_error\"} 2"]
+    );
+    assert_eq!(
+        lines(&server, "ratelimit_service_response_time_seconds_bucket").await[0],
+        "ratelimit_service_response_time_seconds_bucket{grpc_method=\"ShouldRateLimit\",le=\"0.005\"} 3"
+    );
+    assert_eq!(
+        lines(&server, "tollgate_decision_seconds_count").await,
+        ["tollgate_decision_seconds_count 3"]
+    );
+    assert_eq!(
+        lines(&server, "tollgate_counters ").await,
+        ["tollgate_counters 1"]
+    );
+}
+
+#[tokio::test]
+async fn counters_of_rules_go_on_after_a_reload() {
+    let metrics = Arc::new(Metrics::default());
+    let observers = Observers {
+        metrics: Arc::clone(&metrics),
+        ..Observers::default()
+    };
+    let limiter = Limiter::new(LimiterConfig::default());
+    let server = TestServer::start_observed(limiter, observers, Duration::ZERO).await;
+    for rounds in 1..4 {
+        let mut matcher = rules(RULES);
+        metrics.adopt(&mut matcher);
+        server.limiter.set_matcher(matcher);
+        ask(&server, [request("shop", &["user=a"])]).await;
+        assert_eq!(
+            lines(&server, "ratelimit_service_rate_limit_total_hits").await,
+            [format!(
+                "ratelimit_service_rate_limit_total_hits{{domain=\"shop\",key1=\"user\"}} {rounds}"
+            )]
+        );
+    }
+}
+
+#[tokio::test]
+async fn values_of_requests_make_only_so_many_series() {
+    let server = server(Metrics::new(3)).await;
+    ask(&server, (0..50).map(|i| overridden(&format!("ip=10.0.0.{i}")))).await;
+    ask(
+        &server,
+        (0..50).map(|i| request("shop", &[&format!("ip=10.0.1.{i}")])),
+    )
+    .await;
+    ask(
+        &server,
+        (0..1000).map(|i| request(&format!("unknown{i:04}"), &["a=b"])),
+    )
+    .await;
+    let hits = lines(&server, "ratelimit_service_rate_limit_total_hits").await;
+    assert_eq!(hits.len(), 4, "{hits:?}");
+    assert_eq!(
+        hits[0],
+        "ratelimit_service_rate_limit_total_hits{domain=\"shop\",key1=\"__overflow__\"} 97"
+    );
+    let unknown = lines(&server, "ratelimit_service_rate_limit_unknown").await;
+    assert_eq!(unknown.len(), 100);
+    assert_eq!(
+        lines(&server, "ratelimit_service_rate_limit___overflow___domain").await,
+        ["ratelimit_service_rate_limit___overflow___domain_not_found 900"]
+    );
+}
+
+#[tokio::test]
+async fn whatever_stands_in_a_value_the_page_can_be_read() {
+    let server = server(Metrics::default()).await;
+    ask(
+        &server,
+        [
+            request("shop", &["url=/a:b|c"]),
+            request("shop", &["ip=198.51.100.7"]),
+            request("shop", &["ip=2001:db8::1"]),
+            request("shop", &["ip=a b\"c\\d\ne"]),
+        ],
+    )
+    .await;
+    assert_eq!(
+        lines(&server, "ratelimit_service_rate_limit_total_hits").await,
+        [
+            r#"ratelimit_service_rate_limit_total_hits{domain="shop",key1="ip_198_51_100_7"} 1"#,
+            r#"ratelimit_service_rate_limit_total_hits{domain="shop",key1="ip_2001_db8__1"} 1"#,
+            r#"ratelimit_service_rate_limit_total_hits{domain="shop",key1="ip_a b\"c\\d_e"} 1"#,
+            r#"ratelimit_service_rate_limit_total_hits{domain="shop",key1="url_/a_b_c"} 1"#,
+        ]
+    );
+}
+
+#[tokio::test]
+async fn totals_by_many_clients_are_exact() {
+    let server = server(Metrics::default()).await;
+    let mut clients = Vec::new();
+    for _ in 0..16 {
+        let mut client = server.client().await;
+        clients.push(tokio::spawn(async move {
+            for _ in 0..100 {
+                client
+                    .should_rate_limit(request("shop", &["user=a"]))
+                    .await
+                    .unwrap();
+            }
+        }));
+    }
+    for client in clients {
+        client.await.unwrap();
+    }
+    for (name, expected) in [("total_hits", 1600), ("within_limit", 5), ("over_limit", 1595)] {
+        let line = format!("ratelimit_service_rate_limit_{name}");
+        assert_eq!(
+            lines(&server, &line).await,
+            [format!("{line}{{domain=\"shop\",key1=\"user\"}} {expected}")]
+        );
+    }
+}
