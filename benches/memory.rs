@@ -13,12 +13,17 @@ use std::time::{Duration, Instant};
 use std::{env, fs, thread};
 
 use hdrhistogram::Histogram;
+use mimalloc::MiMalloc;
 use tollgate::clock::{Clock, Timestamp};
 use tollgate::descriptor::{Entry, Hits};
 use tollgate::key::KeyMaker;
 use tollgate::rate_limit::{Charge, RateLimit, Unit};
 use tollgate::store::Hit;
 use tollgate::store::memory::{FullPolicy, MemoryConfig, MemoryStore};
+
+/// The one of the server.
+#[global_allocator]
+static ALLOCATOR: MiMalloc = MiMalloc;
 
 const THREADS: u64 = 2;
 

@@ -6,17 +6,18 @@
 
 mod bound;
 mod locked_shards;
+mod map;
 
 use std::mem;
 use std::time::Duration;
 
-use dashmap::{DashMap, SharedValue};
 use hashbrown::raw::RawTable;
 
 pub use self::bound::{FullPolicy, MemoryConfig};
 
 use self::bound::Bound;
 use self::locked_shards::LockedShards;
+use self::map::{DashMap, SharedValue};
 use super::{Hit, Outcomes};
 use crate::algorithm::{self, BanOutcome, Outcome, State, Worth, ban};
 use crate::clock::Timestamp;
@@ -25,7 +26,7 @@ use crate::key::{CounterKey, PlaceHasher};
 use crate::rate_limit::{BanDuration, Charge, RateLimit};
 
 /// What a counter takes in the table: its key, its state, and a byte of the table's own.
-const ENTRY_BYTES: u64 = mem::size_of::<(CounterKey, SharedValue<State>)>() as u64 + 1;
+const ENTRY_BYTES: u64 = mem::size_of::<(CounterKey, SharedValue<Packed>)>() as u64 + 1;
 
 /// How much of a full shard is forgotten at a time: an eighth.
 const EVICTED_SHARE: usize = 8;
@@ -43,7 +44,7 @@ const LEAST_KEPT: usize = 64;
 /// The counters. Forgets those that are as good as new when it is [swept](MemoryStore::sweep).
 #[derive(Debug)]
 pub struct MemoryStore {
-    counters: DashMap<CounterKey, State, PlaceHasher>,
+    counters: DashMap<CounterKey, Packed, PlaceHasher>,
     bound: Bound,
 }
 
@@ -56,8 +57,31 @@ pub struct Pressure {
     pub turned_away: u64,
 }
 
+/// A state as the table holds it: a table of larger things than bytes has gaps.
+#[derive(Debug, Clone, Copy)]
+struct Packed([u8; mem::size_of::<State>()]);
+
+impl From<State> for Packed {
+    fn from(State([first, second]): State) -> Self {
+        let mut packed = [0; mem::size_of::<State>()];
+        packed[..8].copy_from_slice(&first.to_le_bytes());
+        packed[8..].copy_from_slice(&second.to_le_bytes());
+        Packed(packed)
+    }
+}
+
+impl From<Packed> for State {
+    fn from(Packed(packed): Packed) -> Self {
+        let [first, second] = [0, 8].map(|at| {
+            let word = packed[at..at + 8].try_into();
+            u64::from_le_bytes(word.expect("it is eight bytes"))
+        });
+        State([first, second])
+    }
+}
+
 /// The table behind one lock of the map.
-type Shard = RawTable<(CounterKey, SharedValue<State>)>;
+type Shard = RawTable<(CounterKey, SharedValue<Packed>)>;
 
 impl Default for MemoryStore {
     fn default() -> Self {
@@ -136,7 +160,7 @@ impl MemoryStore {
     pub fn sweep(&self, now: Timestamp) -> usize {
         let mut forgotten = 0;
         self.counters.retain(|key, state| {
-            let forget = key.kind().is_forgettable(state, now);
+            let forget = key.kind().is_forgettable(&State::from(*state), now);
             forgotten += usize::from(forget);
             !forget
         });
@@ -167,7 +191,7 @@ impl MemoryStore {
             let copy = shard.read().clone();
             take(
                 copy.into_iter()
-                    .map(|(key, state)| (key, state.into_inner()))
+                    .map(|(key, state)| (key, state.into_inner().into()))
                     .collect(),
             )?;
         }
@@ -284,19 +308,21 @@ impl Counters<'_> {
         })
     }
 
-    fn find(&self, key: CounterKey) -> Option<&State> {
+    fn find(&self, key: CounterKey) -> Option<State> {
         let found = self.shard.get(key.place(), |(there, _)| *there == key);
-        found.map(|(_, state)| state.get())
+        found.map(|(_, state)| (*state.get()).into())
     }
 
     fn get(&self, key: CounterKey) -> State {
-        self.find(key).copied().unwrap_or_default()
+        self.find(key).unwrap_or_default()
     }
 
     /// Changes a counter, and what it is worth. One that is as good as new afterwards is not created.
     fn update<T>(&mut self, key: CounterKey, change: impl FnOnce(&mut State, Timestamp) -> (T, Worth)) -> T {
-        if let Some((there, state)) = self.shard.get_mut(key.place(), |(there, _)| *there == key) {
-            let (result, worth) = change(state.get_mut(), self.now);
+        if let Some((there, packed)) = self.shard.get_mut(key.place(), |(there, _)| *there == key) {
+            let mut state = (*packed.get()).into();
+            let (result, worth) = change(&mut state, self.now);
+            *packed.get_mut() = state.into();
             there.set_worth(worth);
             return result;
         }
@@ -313,8 +339,12 @@ impl Counters<'_> {
         key.set_worth(worth);
         // Places of removed counters count as taken until the table is rebuilt; without room it would grow.
         let would_grow = self.shard.capacity() == self.shard.len();
-        if self.is_full() || would_grow && self.shard.buckets() >= self.bound.most_buckets(self.index) {
+        let most_buckets = self.bound.most_buckets(self.index);
+        if self.is_full() || would_grow && self.shard.buckets() >= most_buckets {
             self.make_room();
+        } else if would_grow && self.bound.leaps(self.index) && self.shard.buckets() == most_buckets / 4 {
+            let room = self.bound.most_counters(self.index) - self.shard.len();
+            self.shard.reserve(room, |(key, _)| key.place());
         }
         self.put(key, state);
     }
@@ -322,7 +352,7 @@ impl Counters<'_> {
     /// Adds a counter for which there is room.
     fn put(&mut self, key: CounterKey, state: State) {
         self.shard
-            .insert(key.place(), (key, SharedValue::new(state)), |(key, _)| {
+            .insert(key.place(), (key, SharedValue::new(state.into())), |(key, _)| {
                 key.place()
             });
     }
@@ -336,7 +366,7 @@ impl Counters<'_> {
         let mut kept: Vec<(CounterKey, State)> = self
             .shard
             .drain()
-            .map(|(key, state)| (key, state.into_inner()))
+            .map(|(key, state)| (key, State::from(state.into_inner())))
             .filter(|(key, state)| !is_forgettable(*key, state, then))
             .collect();
         let most = self.bound.most_counters(self.index);
@@ -387,7 +417,7 @@ impl Counters<'_> {
         if is_forgettable(key, &state, self.now) {
             self.shard.remove_entry(key.place(), |(there, _)| *there == key);
         } else if let Some((_, there)) = self.shard.get_mut(key.place(), |(there, _)| *there == key) {
-            *there.get_mut() = state;
+            *there.get_mut() = state.into();
         } else {
             self.insert(key, state, key.worth());
         }

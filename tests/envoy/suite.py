@@ -17,11 +17,13 @@ import traceback
 
 import grpc
 import protos
-from lab import Lab, wait_for
+from lab import Lab, Tollgate, wait_for
 
 CHECKS = []
 SETTINGS = {"RESPONSE_DYNAMIC_METADATA": "true", "LIMIT_RESPONSE_HEADERS_ENABLED": "true",
             "TOLLGATE_SHUTDOWN_LINGER": "2s"}
+# Where Debian's libfaketime is, which shows a process another wall clock.
+LIBFAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
 
 
 def check(function):
@@ -263,7 +265,11 @@ def a_stall_of_300_ms_costs_no_connection(lab):
 
 # ------------------------------------------------- the official Python classes
 def call(lab, request, timeout=5):
-    with grpc.insecure_channel(f"127.0.0.1:{lab.tollgate.grpc}") as channel:
+    return call_server(lab.tollgate, request, timeout)
+
+
+def call_server(tollgate, request, timeout=5):
+    with grpc.insecure_channel(f"127.0.0.1:{tollgate.grpc}") as channel:
         method = channel.unary_unary(protos.METHOD, request_serializer=lambda message: message.SerializeToString(),
                                      response_deserializer=protos.Response.FromString)
         return method(request, timeout=timeout)
@@ -322,6 +328,52 @@ def bad_requests_have_a_status_and_a_reason(lab):
         except grpc.RpcError as error:
             equal(error.code(), grpc.StatusCode.INVALID_ARGUMENT)
             assert "must not be empty" in error.details()
+
+
+# ----------------------------------------------------------------- the clock
+@check
+def a_wall_clock_that_is_set_opens_no_window_again_and_freezes_none(lab):
+    directory = lab.directory / "clock"
+    directory.mkdir()
+    rules = directory / "rules.yaml"
+    rules.write_text("""
+domain: lab
+descriptors:
+- {key: hour, rate_limit: {unit: hour, requests_per_unit: 3}}
+- {key: bucket, rate_limit: {unit: hour, requests_per_unit: 3, algorithm: token_bucket}}
+- {key: second, rate_limit: {unit: second, requests_per_unit: 1}}
+- {key: ban, rate_limit: {unit: second, requests_per_unit: 1, ban: {after: 0, for: 1h}}}
+""")
+    shift = directory / "shift"
+    shift.write_text("+0s")
+    tollgate = Tollgate(lab.binary, rules, directory, {
+        "LD_PRELOAD": LIBFAKETIME, "FAKETIME_TIMESTAMP_FILE": str(shift), "FAKETIME_NO_CACHE": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1"})
+    try:
+        tollgate.wait_for_ports()
+
+        def refused(key, calls=1):
+            """Which of so many calls were refused."""
+            return [call_server(tollgate, request({key: "a"})).overall_code == OVER_LIMIT for _ in range(calls)]
+
+        for key in ("hour", "bucket"):
+            equal(refused(key, 4), [False, False, False, True])
+        refused("ban", 2)
+        for step in ("-70m", "+0s", "-3d", "-1h"):
+            shift.write_text(step)
+            equal((step, refused("hour"), refused("bucket"), refused("ban")), (step, [True], [True], [True]))
+        shift.write_text("+3h")
+        equal(refused("hour"), [False])
+        equal((refused("bucket"), refused("ban")), ([True], [True]))
+        shift.write_text("+0s")
+        equal(refused("hour", 3), [False, False, True])
+        # A window of a second that was used three hours ahead is over after a second.
+        for step in ("+3h", "+0s", "+1h", "-1h"):
+            shift.write_text(step)
+            refused("second")
+            wait_for(lambda: refused("second") == [False], f"a second to pass after {step}", seconds=2.5)
+    finally:
+        tollgate.stop()
 
 
 # ------------------------------------------------------------------- the end

@@ -279,6 +279,101 @@ descriptors:
     }
 }
 
+/// Calls of random sizes on random keys, some of which have several limits, by threads that know nothing of each other. What
+/// each counter holds is what the admitted calls asked of it: no limit is exceeded and a refused call has charged nothing;
+/// and what was refused is refused still, since nothing was given back.
+#[test]
+fn whatever_overlaps_only_what_is_admitted_is_charged() {
+    const THREADS: u64 = 20;
+    const KEYS: u64 = 12;
+    let rules = "
+domain: d
+charge: all_or_nothing
+descriptors:
+  - {key: one, rate_limit: {unit: hour, requests_per_unit: 300}}
+  - key: several
+    rate_limits:
+      - {unit: hour, requests_per_unit: 250, algorithm: sliding_window}
+      - {unit: day, requests_per_unit: 220}
+      - {unit: day, requests_per_unit: 400, algorithm: token_bucket}
+";
+    /// What a counter of each kind of key may hold in all.
+    const MOST: [u64; 2] = [300, 220];
+    for seed in 0..10 {
+        let limiter = TestLimiter::new(rules);
+        let start = Barrier::new(THREADS as usize);
+        let calls: Vec<(Vec<(u64, u64)>, bool)> = thread::scope(|scope| {
+            let threads: Vec<_> = (0..THREADS)
+                .map(|thread| {
+                    let (limiter, start) = (&limiter, &start);
+                    scope.spawn(move || {
+                        let mut random = SmallRandom(seed * THREADS + thread + 1);
+                        start.wait();
+                        (0..150)
+                            .map(|_| {
+                                let hits: Vec<(u64, u64)> = (0..1 + random.below(4))
+                                    .map(|_| (random.below(KEYS), random.below(4)))
+                                    .collect();
+                                let passed = limiter.ask(&overlapping_call(&hits)).overall_code == 1;
+                                (hits, passed)
+                            })
+                            .collect::<Vec<_>>()
+                    })
+                })
+                .collect();
+            threads
+                .into_iter()
+                .flat_map(|thread| thread.join().unwrap())
+                .collect()
+        });
+        let mut charged = [0; KEYS as usize];
+        for (key, hits) in calls
+            .iter()
+            .filter(|(_, passed)| *passed)
+            .flat_map(|(hits, _)| hits)
+        {
+            charged[*key as usize] += hits;
+        }
+        for (key, charged) in charged.into_iter().enumerate() {
+            let most = MOST[key % 2];
+            assert!(charged <= most, "{charged} hits on key {key}");
+            let left = limiter.ask(&overlapping_call(&[(key as u64, 0)])).statuses[0].limit_remaining;
+            assert_eq!(u64::from(left), most - charged, "key {key}");
+        }
+        let refused = calls.iter().filter(|(_, passed)| !passed);
+        assert!(
+            refused.clone().count() > 100,
+            "the limits are tight enough to matter"
+        );
+        for (hits, _) in refused {
+            assert_eq!(limiter.ask(&overlapping_call(hits)).overall_code, 2, "{hits:?}");
+        }
+    }
+}
+
+/// A call with a descriptor for each of these keys and hits. Keys with an even number have one limit, the others several.
+fn overlapping_call(hits: &[(u64, u64)]) -> RateLimitRequest {
+    let descriptor = |(key, hits): &(u64, u64)| {
+        let kind = if key % 2 == 0 { "one" } else { "several" };
+        let mut descriptor = descriptor(&format!("{kind}={key}"));
+        descriptor.hits_addend = Some(*hits);
+        descriptor
+    };
+    call_of(hits.iter().map(descriptor).collect())
+}
+
+/// A generator of numbers for tests: Marsaglia's xorshift.
+struct SmallRandom(u64);
+
+impl SmallRandom {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % bound
+    }
+}
+
 proptest! {
     /// However calls mix hits, looks and refunds: what is charged is what passed, less what was given back.
     #[test]

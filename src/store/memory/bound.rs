@@ -41,8 +41,9 @@ impl Default for MemoryConfig {
 /// there are [`MOST_SHARDS`], which is from 256 MiB on; at 8 GiB a rebuild holds one for about half a millisecond.
 const SHARD_BUCKETS: u64 = 512;
 
-/// A sixteenth of the budget is left to the allocator, which keeps what tables had before they grew.
-const ALLOCATOR_SHARE: u64 = 16;
+/// A fifth of the budget is left to the allocator, which keeps for a while what tables had before they grew: while all of them
+/// grow at about the same time that is half as much again.
+const ALLOCATOR_SHARE: u64 = 5;
 
 /// Many more shards than cores: two threads seldom meet in one.
 const LEAST_SHARDS: u64 = 1_024;
@@ -100,6 +101,13 @@ impl Bound {
         }
     }
 
+    /// Whether the table of a shard grows to its full size at once from a quarter of it, as in those that are half as large
+    /// as others. Allocators keep things of one size together and give back only what is wholly free: the tables that stay at
+    /// that size are not to be among those that leave it.
+    pub(super) fn leaps(&self, shard: usize) -> bool {
+        shard >= self.large_shards && self.large_shards > 0
+    }
+
     /// How many counters a shard may hold.
     pub(super) fn most_counters(&self, shard: usize) -> usize {
         counters_of(self.most_buckets(shard))
@@ -148,8 +156,10 @@ mod tests {
             let shards = 0..bound.shards;
             let buckets: usize = shards.clone().map(|shard| bound.most_buckets(shard)).sum();
             let bytes = buckets as u64 * ENTRY_BYTES;
-            assert!(bytes <= budget / 16 * 15, "{megabytes} MiB: {bytes}");
-            assert!(bytes >= budget / 16 * 15 - (1 << 19), "{megabytes} MiB: {bytes}");
+            let most = budget - budget / ALLOCATOR_SHARE;
+            let table = bound.small as u64 * ENTRY_BYTES;
+            assert!(bytes <= most, "{megabytes} MiB: {bytes}");
+            assert!(bytes + table.max(1 << 19) >= most, "{megabytes} MiB: {bytes}");
             let keys: usize = shards.map(|shard| bound.most_counters(shard)).sum();
             assert_eq!(keys, bound.capacity());
         }

@@ -1,9 +1,9 @@
 //! Calls whose hits depend on each other: all their shards are locked at once.
 
-use dashmap::RwLockWriteGuard;
 use smallvec::SmallVec;
 
 use super::bound::Bound;
+use super::map::RwLockWriteGuard;
 use super::{Counters, FullPolicy, MemoryStore, Shard};
 use crate::algorithm::{self, Outcome, State, ban};
 use crate::clock::Timestamp;
