@@ -5,6 +5,7 @@
 //! ```
 
 use std::hint::black_box;
+use std::sync::Arc;
 use std::time::Duration;
 
 use criterion::{Criterion, criterion_group, criterion_main};
@@ -19,7 +20,7 @@ use tollgate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescript
 use tollgate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 use tollgate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use tollgate::rls::convert;
-use tollgate::server::Observers;
+use tollgate::server::observers;
 use tollgate::top::Top;
 
 const RULES: &str = "
@@ -55,8 +56,8 @@ fn request(descriptors: &[&[(&'static str, &'static str)]]) -> RateLimitRequest 
     }
 }
 
-fn limiter(observers: &Observers) -> Limiter {
-    let limiter = Limiter::new(LimiterConfig::default()).observed_by(observers.handles());
+fn limiter(events: Option<&Delivery>, top: Option<&Arc<Top>>) -> Limiter {
+    let limiter = Limiter::new(LimiterConfig::default()).observed_by(observers(events, top));
     let source = SourceFile {
         name: "bench.yaml".into(),
         text: RULES.into(),
@@ -78,7 +79,7 @@ fn decide(limiter: &Limiter, clock: &Clock, wire: &[u8]) -> RateLimitResponse {
 
 /// A decision, and beside it what its messages cost without one.
 fn decisions(criterion: &mut Criterion) {
-    let limiter = limiter(&Observers::default());
+    let limiter = limiter(None, None);
     let clock = Clock::system();
     let decide = |wire: &[u8]| decide(&limiter, &clock, wire);
 
@@ -126,24 +127,13 @@ fn observed(criterion: &mut Criterion) {
     };
     let clock = Clock::system();
     let mut group = criterion.benchmark_group("observed");
-    for (name, observers) in [
-        ("by nobody", Observers::default()),
-        (
-            "by events",
-            Observers {
-                events: events(&[Sink::Counter, Sink::Ring]),
-                ..Observers::default()
-            },
-        ),
-        (
-            "by top",
-            Observers {
-                top: Top::new(20),
-                ..Observers::default()
-            },
-        ),
+    let events = events(&[Sink::Counter, Sink::Ring]);
+    let top = Top::new(20);
+    for (name, limiter) in [
+        ("by nobody", limiter(None, None)),
+        ("by events", limiter(events.as_ref(), None)),
+        ("by top", limiter(None, top.as_ref())),
     ] {
-        let limiter = limiter(&observers);
         for key in ["remote_address", "refused", "refused_bucket", "banned"] {
             let wire = request(&[&[(key, "198.51.100.7")]]).encode_to_vec();
             group.bench_function(format!("{key} {name}"), |bencher| {

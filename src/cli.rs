@@ -1,6 +1,7 @@
 //! The command line: every flag, the environment variable behind it, and the commands.
 
 mod control_group;
+mod server_settings;
 mod settings;
 mod values;
 
@@ -9,6 +10,7 @@ use std::ffi::OsString;
 use std::fmt::Display;
 use std::fs::{self, File};
 use std::io::{self, BufReader, IsTerminal as _, Write as _};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -20,19 +22,21 @@ use indicatif::{ProgressBar, ProgressStyle};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tracing::warn;
 
+use self::server_settings::ServerSettings;
 use self::settings::{
     DecisionSettings, LogSettings, MemorySettings, ObserverSettings, RuleFileSettings, RuleSettings,
-    ServerSettings,
 };
 use crate::clock::Clock;
 use crate::config::file::Loaded;
-use crate::config::{RulesConfig, RulesSource, nearest};
+use crate::config::{Listen, LoadError, RulesConfig, RulesSource, ServerConfig, SnapshotConfig, nearest};
+use crate::health::Health;
 use crate::limiter::{Limiter, LimiterConfig};
 use crate::matcher::Domain;
 use crate::rate_limit::Charge;
+use crate::reload::Reloader;
 use crate::replay::{Replay, Reply};
 use crate::rule::{Level, Rule};
-use crate::server::Server;
+use crate::server::{Parts, Server, observers};
 use crate::shutdown::Signals;
 use crate::store::snapshot::{Snapshot, SnapshotError, SnapshotFile};
 
@@ -245,8 +249,8 @@ fn refuse_unknown_variables(command: &mut clap::Command) -> Result<(), clap::Err
     Ok(())
 }
 
-/// Reads the rules. Prints what is odd about them, and if they cannot be used, all that is wrong.
-fn load(rules: &RulesConfig) -> Option<Loaded> {
+/// Reads the rules. Prints what is odd about them.
+fn load(rules: &RulesConfig) -> Result<Loaded, LoadError> {
     let loaded = rules.load();
     let warnings: Vec<_> = match &loaded {
         Ok(loaded) => loaded.diagnostics.warnings().collect(),
@@ -255,11 +259,11 @@ fn load(rules: &RulesConfig) -> Option<Loaded> {
     for warning in warnings {
         tell(warning);
     }
-    let loaded = loaded.map_err(tell).ok()?;
+    let loaded = loaded?;
     if loaded.matcher.domains().next().is_none() {
         tell("warning: there are no rule files");
     }
-    Some(loaded)
+    Ok(loaded)
 }
 
 // === impl Serve ===
@@ -271,10 +275,18 @@ impl Serve {
         if let Some(variable) = settings::unsupported() {
             bail!("{variable} is set, and what it asks for is not supported; take it out to start without");
         }
+        let config = self.server.to_config().map_err(anyhow::Error::msg)?;
         let rules = self.rules.to_config();
-        // Refused with the same words as by `check`.
-        let Some(mut loaded) = load(&rules) else {
-            return Ok(ExitCode::FAILURE);
+        // Watched from before they are loaded, so that no change is missed.
+        let reloader = Reloader::new(rules.clone());
+        let loaded = match load(&rules) {
+            Ok(loaded) => Ok(loaded),
+            Err(fault) if self.rules.must_load(&rules) => {
+                // The same words as those of `check`.
+                tell(fault);
+                return Ok(ExitCode::FAILURE);
+            }
+            Err(fault) => Err(fault),
         };
         let ignored = settings::without_effect().join(", ");
         if !ignored.is_empty() {
@@ -283,46 +295,10 @@ impl Serve {
                 "environment variables without effect: {ignored}"
             );
         }
-        let rules_loaded = loaded.matcher.rules();
-        if rules_loaded == 0 {
-            warn!("there are no limits in the rules: everything passes");
-        }
-        let config = LimiterConfig {
-            memory: self.memory.to_config(),
-            ..self.decisions.to_config()
+        let parts = Parts {
+            reloader: Some(reloader),
+            ..self.parts(&config)?
         };
-        let observers = self.observers.to_observers(config.near_limit_ratio);
-        let server_config = self.server.to_config();
-        let snapshot = match &server_config.snapshot {
-            Some(snapshot) => last_snapshot(&snapshot.path)?,
-            None => None,
-        };
-        let (limiter, clock) = match snapshot {
-            Some(snapshot) => {
-                let clock = Clock::system_after(snapshot.monotonic_at(Clock::system().now()));
-                let limiter =
-                    Limiter::resume(config, &snapshot, clock.now()).context("cannot read the snapshot")?;
-                (limiter, clock)
-            }
-            None => (Limiter::new(config), Clock::system()),
-        };
-        if let Some(snapshot) = &server_config.snapshot {
-            // Better now than at the end, when the counts would be lost.
-            limiter
-                .write_snapshot(&SnapshotFile::new(snapshot.path.clone()), clock.now())
-                .with_context(|| format!("cannot write the snapshot {}", snapshot.path.display()))?;
-        }
-        let resumed = limiter.store().len();
-        if resumed > 0 {
-            warn!(
-                counters = resumed,
-                "going on with {resumed} counters of the snapshot"
-            );
-        }
-        let limiter = Arc::new(limiter.observed_by(observers.handles()));
-        observers.metrics.adopt(&mut loaded.matcher);
-        observers.metrics.note_config_load(true, clock.now());
-        limiter.set_matcher(loaded.matcher);
 
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .enable_all()
@@ -330,15 +306,17 @@ impl Serve {
             .context("cannot start the runtime")?;
         runtime.block_on(async {
             let signals = Signals::listen().context("cannot listen for signals")?;
-            let room = limiter.store().capacity();
-            let server = Server::bind(server_config, limiter, observers, Arc::new(clock)).await?;
-            let (grpc, http) = (server.grpc_address()?, server.http_address()?);
-            warn!(%grpc, "listening for gRPC on {grpc}");
-            warn!(%http, "listening for HTTP on {http}");
-            warn!(rules = rules_loaded, "loaded {rules_loaded} rules");
+            let (in_force, room) = (parts.in_force(), parts.limiter.store().capacity());
+            let grpc = config.grpc.listen.clone();
+            let server = Server::bind(config, parts).await?;
+            tell_of_ports(&server, &grpc);
+            match loaded {
+                Ok(loaded) => in_force.put(loaded),
+                Err(fault) => in_force.refuse(&fault),
+            }
             warn!(counters = room, "there is room for {room} counters");
             if matches!(rules.source, RulesSource::Example) {
-                tell(example_hint(http.port(), grpc.port()));
+                tell(example_hint(&server));
             }
             anyhow::Ok(server.run(signals.into_stream()).await?)
         })?;
@@ -346,6 +324,69 @@ impl Serve {
         runtime.shutdown_background();
         Ok(ExitCode::SUCCESS)
     }
+
+    /// All parts, with the counters of the last snapshot if there is one, and without rules.
+    fn parts(&self, config: &ServerConfig) -> anyhow::Result<Parts> {
+        let limiter_config = LimiterConfig {
+            memory: self.memory.to_config(),
+            ..self.decisions.to_config()
+        };
+        let events = self.observers.events(limiter_config.near_limit_ratio);
+        let top = self.observers.top();
+        let (limiter, clock) = resume(limiter_config, config.snapshot.as_ref())?;
+        let limiter = limiter.observed_by(observers(events.as_ref(), top.as_ref()));
+        Ok(Parts {
+            metrics: self.observers.metrics(),
+            events,
+            top,
+            health: Health::new(self.server.needs_rules()),
+            ..Parts::new(Arc::new(limiter), Arc::new(clock))
+        })
+    }
+}
+
+fn tell_of_ports(server: &Server, grpc: &Listen) {
+    match server.grpc_address() {
+        Some(grpc) => warn!(%grpc, "listening for gRPC on {grpc}"),
+        None => warn!(%grpc, "listening for gRPC on {grpc}"),
+    }
+    let others = [
+        ("HTTP", server.http_address()),
+        ("debugging", server.debug_address()),
+        ("Prometheus", server.prometheus_address()),
+    ];
+    for (what, address) in others {
+        if let Some(address) = address {
+            warn!(%address, "listening for {what} on {address}");
+        }
+    }
+}
+
+/// A limiter and a clock, which go on where the last snapshot ends.
+fn resume(config: LimiterConfig, snapshot: Option<&SnapshotConfig>) -> anyhow::Result<(Limiter, Clock)> {
+    let Some(SnapshotConfig { path, .. }) = snapshot else {
+        return Ok((Limiter::new(config), Clock::system()));
+    };
+    let (limiter, clock) = match last_snapshot(path)? {
+        Some(snapshot) => {
+            let clock = Clock::system_after(snapshot.monotonic_at(Clock::system().now()));
+            let limiter = Limiter::resume(config, &snapshot, clock.now());
+            (limiter.context("cannot read the snapshot")?, clock)
+        }
+        None => (Limiter::new(config), Clock::system()),
+    };
+    // Better now than at the end, when the counts would be lost.
+    limiter
+        .write_snapshot(&SnapshotFile::new(path.clone()), clock.now())
+        .with_context(|| format!("cannot write the snapshot {}", path.display()))?;
+    let resumed = limiter.store().len();
+    if resumed > 0 {
+        warn!(
+            counters = resumed,
+            "going on with {resumed} counters of the snapshot"
+        );
+    }
+    Ok((limiter, clock))
 }
 
 /// The snapshot to go on with. One that is of no use is moved aside, and the counts start from zero.
@@ -365,7 +406,9 @@ fn last_snapshot(path: &Path) -> anyhow::Result<Option<Snapshot>> {
     Ok(None)
 }
 
-fn example_hint(http: u16, grpc: u16) -> String {
+fn example_hint(server: &Server) -> String {
+    let port = |address: Option<SocketAddr>| address.map_or(0, |address| address.port());
+    let (http, grpc) = (port(server.http_address()), port(server.grpc_address()));
     format!(
         r#"
 No rules were given, so tollgate runs on an embedded example: 3 requests per minute for each user.
@@ -387,7 +430,7 @@ Give it your own rules with --config FILE-OR-DIRECTORY.
 impl Check {
     fn run(self) -> anyhow::Result<ExitCode> {
         let rules = self.files.to_config(RulesSource::Paths(self.paths));
-        let Some(loaded) = load(&rules) else {
+        let Some(loaded) = load(&rules).map_err(tell).ok() else {
             return Ok(ExitCode::FAILURE);
         };
         let mut out = io::stdout().lock();
@@ -464,7 +507,7 @@ fn rule_line(domain: &str, rule: &Rule) -> String {
 impl ReplayCommand {
     fn run(self) -> anyhow::Result<ExitCode> {
         let rules = self.files.to_config(RulesSource::Paths(self.paths));
-        let Some(loaded) = load(&rules) else {
+        let Some(loaded) = load(&rules).map_err(tell).ok() else {
             return Ok(ExitCode::FAILURE);
         };
         let limiter = Limiter::new(self.decisions.to_config());

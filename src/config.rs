@@ -18,6 +18,7 @@ pub(crate) use self::diagnostic::nearest;
 pub use self::diagnostic::{Diagnostic, Diagnostics, Severity};
 use self::file::Loaded;
 use self::source::{SourceError, SourceFile};
+use crate::tls::TlsConfig;
 
 /// The rules of a server that was given none.
 const EXAMPLE: &str = include_str!("config/example.yaml");
@@ -96,6 +97,18 @@ impl RulesConfig {
         file::load(&files, self.merge_domains).map_err(LoadError::Rules)
     }
 
+    /// The files that hold the rules, as far as that can be said.
+    pub(crate) fn paths(&self) -> Vec<PathBuf> {
+        match &self.source {
+            RulesSource::Paths(paths) => source::list(paths, self.ignore_dotfiles),
+            RulesSource::Runtime(runtime) => match runtime.paths() {
+                Ok(paths) => source::list(&paths, self.ignore_dotfiles),
+                Err(_) => Vec::new(),
+            },
+            RulesSource::Example => Vec::new(),
+        }
+    }
+
     fn files(&self) -> Result<Vec<SourceFile>, Vec<SourceError>> {
         match &self.source {
             RulesSource::Paths(paths) => source::read(paths, self.ignore_dotfiles),
@@ -166,20 +179,76 @@ impl RuntimeDirectory {
 /// Where the server listens and how it ends.
 #[derive(Debug, Clone)]
 pub struct ServerConfig {
-    /// Name or address that the gRPC port is bound to.
-    pub grpc_host: String,
-    /// gRPC port; 0 takes a free one.
-    pub grpc_port: u16,
-    /// Name or address that the HTTP port is bound to.
-    pub host: String,
-    /// HTTP port; 0 takes a free one.
-    pub port: u16,
+    /// The gRPC port.
+    pub grpc: GrpcConfig,
+    /// The HTTP port.
+    pub http: Listen,
+    /// TLS for the HTTP port, if it has any.
+    pub http_tls: Option<TlsConfig>,
+    /// The port for people who look into the server, if there is one.
+    pub debug: Option<Listen>,
+    /// The port that Prometheus reads, if it has one of its own.
+    pub prometheus: Option<PrometheusConfig>,
+    /// How often it is looked whether rules and certificates have changed.
+    pub look_interval: Duration,
     /// How long the server goes on serving after it has said that it is not ready.
     pub shutdown_linger: Duration,
     /// How long calls that are under way then have to finish.
     pub shutdown_grace: Duration,
     /// Where the counters are kept over a restart, if they are.
     pub snapshot: Option<SnapshotConfig>,
+}
+
+/// The gRPC port.
+#[derive(Debug, Clone)]
+pub struct GrpcConfig {
+    /// Where it is.
+    pub listen: Listen,
+    /// TLS, if it has any.
+    pub tls: Option<TlsConfig>,
+    /// How long connections live; for ever if that is not said.
+    pub max_connection_age: Option<ConnectionAge>,
+}
+
+/// How long connections live.
+#[derive(Debug, Clone, Copy)]
+pub struct ConnectionAge {
+    /// After this time, give or take a tenth, a client is told to go on with another connection.
+    pub most: Duration,
+    /// Calls that are under way then have this time to finish.
+    pub grace: Duration,
+}
+
+/// Where Prometheus reads.
+#[derive(Debug, Clone)]
+pub struct PrometheusConfig {
+    /// The port.
+    pub listen: Listen,
+    /// The path of the page.
+    pub path: String,
+}
+
+/// Where connections come in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Listen {
+    /// A TCP port.
+    Tcp {
+        /// Name or address that it is bound to.
+        host: String,
+        /// 0 takes a free one.
+        port: u16,
+    },
+    /// A Unix socket.
+    Unix(PathBuf),
+}
+
+impl fmt::Display for Listen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Listen::Tcp { host, port } => write!(f, "{host} port {port}"),
+            Listen::Unix(path) => write!(f, "the socket {}", path.display()),
+        }
+    }
 }
 
 /// How the counters are kept over a restart.

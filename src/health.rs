@@ -1,8 +1,8 @@
 //! Whether the server wants traffic: one truth for the gRPC health service and for HTTP.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
+use tokio::sync::watch;
 use tonic_health::ServingStatus;
 use tonic_health::pb::health_server::{Health as HealthService, HealthServer};
 use tonic_health::server::{HealthReporter, health_reporter};
@@ -12,49 +12,116 @@ use crate::rls;
 /// The names under which health is asked: the empty one, the service, and what envoyproxy/ratelimit calls itself.
 const NAMES: [&str; 3] = ["", rls::SERVICE_NAME, "ratelimit"];
 
-/// A handle to the server's health. Starts as serving.
+/// A handle to the server's health.
 #[derive(Debug, Clone)]
 pub struct Health {
-    serving: Arc<AtomicBool>,
-    reporter: HealthReporter,
+    components: Arc<watch::Sender<Components>>,
+}
+
+/// What health depends on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Components {
+    is_stopping: bool,
+    /// Without rules it is not healthy.
+    needs_rules: bool,
+    has_rules: bool,
+}
+
+impl Components {
+    /// Why no traffic is wanted. Nothing if it is.
+    fn reason(self) -> Option<&'static str> {
+        if self.is_stopping {
+            Some("stopping")
+        } else if self.needs_rules && !self.has_rules {
+            Some("no rules are loaded")
+        } else {
+            None
+        }
+    }
+}
+
+impl Default for Health {
+    fn default() -> Self {
+        Health::new(false)
+    }
 }
 
 impl Health {
-    /// The handle, and the gRPC service that shows the same.
-    pub async fn new() -> (Self, HealthServer<impl HealthService>) {
-        let (reporter, service) = health_reporter();
-        let health = Health {
-            serving: Arc::default(),
-            reporter,
+    /// Healthy from the start, or with `needs_rules` as soon and as long as there are rules.
+    pub fn new(needs_rules: bool) -> Self {
+        let components = Components {
+            is_stopping: false,
+            needs_rules,
+            has_rules: false,
         };
-        health.set(true).await;
-        (health, service)
-    }
-
-    /// Whether the server wants traffic.
-    pub fn is_serving(&self) -> bool {
-        self.serving.load(Ordering::Relaxed)
-    }
-
-    /// Says that the server wants no more traffic. Nobody is turned away by this.
-    pub async fn stop_serving(&self) {
-        self.set(false).await;
-    }
-
-    /// Ends the watches of clients, which would hold up the end of the server: they see the last status and then no more.
-    pub async fn end_watches(&self) {
-        let mut reporter = self.reporter.clone();
-        for name in NAMES {
-            reporter.clear_service_status(name).await;
+        Health {
+            components: Arc::new(watch::Sender::new(components)),
         }
     }
 
-    async fn set(&self, serving: bool) {
-        self.serving.store(serving, Ordering::Relaxed);
-        let status = if serving {
-            ServingStatus::Serving
-        } else {
-            ServingStatus::NotServing
+    /// Why the server wants no traffic. `None` if it does.
+    pub fn reason(&self) -> Option<&'static str> {
+        self.components.borrow().reason()
+    }
+
+    /// Says that the server wants no more traffic. Nobody is turned away by this.
+    pub fn stop_serving(&self) {
+        self.components
+            .send_modify(|components| components.is_stopping = true);
+    }
+
+    /// Says whether there are rules.
+    pub fn set_rules(&self, has_rules: bool) {
+        self.components
+            .send_modify(|components| components.has_rules = has_rules);
+    }
+
+    /// The gRPC service that shows the same, as long as what comes with it is run.
+    pub async fn service(&self) -> (HealthServer<impl HealthService>, Shown) {
+        let (reporter, service) = health_reporter();
+        let shown = Shown {
+            reporter,
+            components: self.components.subscribe(),
+        };
+        shown.report().await;
+        (service, shown)
+    }
+}
+
+/// Health as the gRPC service shows it.
+pub struct Shown {
+    reporter: HealthReporter,
+    components: watch::Receiver<Components>,
+}
+
+impl Shown {
+    /// Follows the health of the server until `end`. Then it ends the watches of clients, which would hold up the end of the
+    /// server: they see the last status and no more.
+    pub async fn run(mut self, end: impl Future<Output = ()>) {
+        let mut end = std::pin::pin!(end);
+        loop {
+            self.components.mark_unchanged();
+            self.report().await;
+            tokio::select! {
+                () = &mut end => break,
+                // An error says that nobody is left who could change it.
+                changed = self.components.changed() => if changed.is_err() {
+                    end.await;
+                    break;
+                },
+            }
+        }
+        self.report().await;
+        for name in NAMES {
+            self.reporter.clear_service_status(name).await;
+        }
+    }
+
+    async fn report(&self) {
+        let is_healthy = self.components.borrow().reason().is_none();
+        let status = match is_healthy {
+            true => ServingStatus::Serving,
+            false => ServingStatus::NotServing,
         };
         for name in NAMES {
             self.reporter.set_service_status(name, status).await;

@@ -1,15 +1,21 @@
-//! The HTTP port.
+//! What is answered over HTTP.
 //!
-//! | path | answer |
-//! |---|---|
-//! | `/healthcheck` | 200 `OK`, or 500 while the server wants no traffic |
-//! | `/json` | a `RateLimitRequest` in proto3 JSON, answered with 200 or, over the limit, 429 and the `RateLimitResponse` |
-//! | `GET /metrics` | what is counted, as Prometheus reads it |
-//! | `GET /events` | the last edges as JSON, or as server-sent events |
-//! | `GET /top` | the keys that are refused most, as JSON |
+//! | port | path | answer |
+//! |---|---|---|
+//! | HTTP | `/healthcheck` | 200 `OK`, or 500 while the server wants no traffic |
+//! | HTTP | `/livez`, `/readyz` | 200 `ok`; `/readyz` 503 and the reason while the server wants no traffic |
+//! | HTTP | `/json` | a `RateLimitRequest` in proto3 JSON, answered with 200 or, over the limit, 429 and the `RateLimitResponse` |
+//! | HTTP | `GET /metrics` | what is counted, as Prometheus reads it |
+//! | HTTP | `GET /events` | the last edges as JSON, or as server-sent events |
+//! | HTTP | `GET /top` | the keys that are refused most, as JSON |
+//! | debug | `/rlconfig` | the rules in force, one line for each limit |
+//! | debug | `/stats` | what is counted, one line for each name |
+//! | debug | any other | what there is on this port |
+//! | Prometheus | as configured | the same as `/metrics` |
 //!
 //! Where no method stands any will do, as with envoyproxy/ratelimit.
 
+mod debug;
 mod observed;
 
 use std::time::Duration;
@@ -28,7 +34,6 @@ use tracing::debug;
 
 pub use self::observed::Shown;
 
-use crate::health::Health;
 use crate::limiter::DecideError;
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use crate::rls::json::InvalidJson;
@@ -41,14 +46,32 @@ const LARGEST_BODY: usize = 256 * 1024;
 const BODY_PATIENCE: Duration = Duration::from_secs(30);
 
 /// The routes of the HTTP port.
-pub fn routes(rls: Rls, health: Health, shown: Shown) -> Router {
+pub fn routes(rls: Rls, shown: Shown) -> Router {
     Router::new()
+        .route("/healthcheck", any(healthcheck))
+        .route("/livez", any(async || "ok"))
+        .route("/readyz", any(ready))
         .route("/metrics", get(observed::metrics))
         .route("/events", get(observed::events))
         .route("/top", get(observed::top))
         .with_state(shown)
-        .route("/healthcheck", any(healthcheck).with_state(health))
         .route("/json", any(decide).with_state(rls))
+}
+
+/// The routes of the port that Prometheus reads.
+pub fn prometheus_routes(path: &str, shown: Shown) -> Router {
+    Router::new()
+        .route(path, get(observed::metrics))
+        .with_state(shown)
+}
+
+/// The routes of the debug port.
+pub fn debug_routes(shown: Shown) -> Router {
+    Router::new()
+        .route("/rlconfig", any(debug::rules))
+        .route("/stats", any(debug::stats))
+        .fallback(debug::index)
+        .with_state(shown)
 }
 
 /// Waits until everything is to close.
@@ -57,11 +80,17 @@ pub(crate) async fn closed(mut closed: watch::Receiver<bool>) {
     let _ = closed.wait_for(|closed| *closed).await;
 }
 
-async fn healthcheck(State(health): State<Health>) -> Response {
-    if health.is_serving() {
-        "OK".into_response()
-    } else {
-        StatusCode::INTERNAL_SERVER_ERROR.into_response()
+async fn healthcheck(State(shown): State<Shown>) -> Response {
+    match shown.health.reason() {
+        None => "OK".into_response(),
+        Some(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
+
+async fn ready(State(shown): State<Shown>) -> Response {
+    match shown.health.reason() {
+        None => "ok".into_response(),
+        Some(reason) => (StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")).into_response(),
     }
 }
 

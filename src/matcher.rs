@@ -25,9 +25,19 @@ use crate::rule::{Level, LevelValue, Rule};
 pub struct Matcher {
     /// By name as bytes, as requests have it.
     domains: HashMap<Box<[u8]>, Domain>,
+    version: Box<str>,
 }
 
 impl Matcher {
+    /// What tells these rules from others: the same for the same files.
+    pub fn version(&self) -> &str {
+        &self.version
+    }
+
+    pub(crate) fn set_version(&mut self, version: String) {
+        self.version = version.into();
+    }
+
     /// The rules of a domain, if there are any.
     pub fn domain(&self, name: &[u8]) -> Option<&Domain> {
         self.domains.get(name)

@@ -2,6 +2,11 @@
 
 mod connection;
 mod events;
+mod grpc;
+mod http_port;
+mod listener;
+mod looks;
+mod patience;
 mod snapshots;
 mod sweep;
 
@@ -11,25 +16,22 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::{future, io};
 
-use axum::Router;
 use futures_util::stream::{Stream, StreamExt as _};
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulShutdown;
-use hyper_util::service::TowerToHyperService;
 use thiserror::Error;
-use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tonic::codegen::http::{HeaderValue, Response};
+use tonic::service::Routes;
 use tonic::{Code, Request, Status};
 use tower::util::MapResponseLayer;
 use tracing::warn;
 
-use self::connection::connections;
+use self::listener::Listener;
+use self::looks::Looks;
 use self::snapshots::Snapshots;
 use crate::clock::Clock;
-use crate::config::ServerConfig;
+use crate::config::{Listen, ServerConfig};
 use crate::events::Delivery;
 use crate::health::Health;
 use crate::http::{self, Shown};
@@ -37,113 +39,151 @@ use crate::limiter::{Limiter, Observer};
 use crate::metrics::Metrics;
 use crate::proto::OFFICIAL_DESCRIPTORS;
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_service_server::RateLimitServiceServer;
+use crate::reload::{InForce, Reloader};
 use crate::rls::Rls;
 use crate::rls::deadline::Deadline;
 use crate::shutdown::Stop;
 use crate::store::snapshot::SnapshotFile;
+use crate::tls::{TlsConfig, TlsError, TlsWatch};
 use crate::top::Top;
-
-/// How many streams a client may reset before the server has taken them up. Envoy resets every call that timed out while
-/// the server stood still; with the default of 20 the h2 crate then drops the connection and all its calls.
-const MOST_PENDING_RESETS: usize = 20_000;
-
-/// How long a caller may take to send its request.
-const REQUEST_PATIENCE: Duration = Duration::from_secs(30);
-
-/// How often a connection on which nothing happens is asked whether its client is still there.
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(60);
 
 /// How long the last snapshot may take to write.
 const SNAPSHOT_PATIENCE: Duration = Duration::from_secs(30);
-
-/// What an HTTP/2 client says first: the connection preface of RFC 9113, section 3.4.
-const HTTP2_OPENING: usize = 24;
-
-/// How many connections the HTTP port takes at a time; it is for probes and people. More are closed without an answer.
-const MOST_HTTP_CONNECTIONS: usize = 1_000;
 
 /// Why the server could not start, or stopped.
 #[derive(Debug, Error)]
 pub enum ServerError {
     /// A port could not be opened.
-    #[error("cannot listen on {host} port {port} for {purpose}")]
+    #[error("cannot listen on {listen} for {purpose}")]
     Listen {
-        /// `gRPC` or `HTTP`.
+        /// `gRPC`, `HTTP` or `Prometheus`.
         purpose: &'static str,
-        /// Name or address.
-        host: String,
-        /// Port.
-        port: u16,
+        /// Where.
+        listen: Listen,
         /// Why not.
         source: io::Error,
+    },
+    /// Certificates cannot be used.
+    #[error("cannot use the certificates for {purpose}")]
+    Tls {
+        /// `gRPC` or `HTTP`.
+        purpose: &'static str,
+        /// Why not.
+        source: Box<TlsError>,
     },
     /// Reflection could not be set up.
     #[error("cannot offer reflection")]
     Reflection(#[from] tonic_reflection::server::Error),
-    /// The gRPC port broke.
-    #[error("the gRPC server failed")]
-    Grpc(#[from] tonic::transport::Error),
 }
 
-/// Who watches the decisions of the limiter. Default: nothing but metrics.
-#[derive(Debug, Default)]
-pub struct Observers {
-    /// Counts them.
+/// What a server serves, and who takes part.
+#[derive(Debug)]
+pub struct Parts {
+    /// Decides.
+    pub limiter: Arc<Limiter>,
+    /// Counts.
     pub metrics: Arc<Metrics>,
-    /// Tells of edges.
+    /// Tells of edges, if somebody wants to know. Observes the limiter.
     pub events: Option<Delivery>,
-    /// Who is refused most.
+    /// Who is refused most, if somebody wants to know. Observes the limiter.
     pub top: Option<Arc<Top>>,
+    /// Whether traffic is wanted.
+    pub health: Health,
+    /// Rules that are loaded again when their files change, if there are any.
+    pub reloader: Option<Reloader>,
+    /// Says what time it is.
+    pub clock: Arc<Clock>,
 }
 
-impl Observers {
-    /// What the limiter has to tell of its decisions.
-    pub fn handles(&self) -> impl Iterator<Item = Arc<dyn Observer>> {
-        let events = self.events.iter().map(|events| Arc::clone(events.events()) as _);
-        let top = self.top.iter().map(|top| Arc::clone(top) as _);
-        events.chain(top)
+impl Parts {
+    /// A limiter, and nobody who wants to know more.
+    pub fn new(limiter: Arc<Limiter>, clock: Arc<Clock>) -> Self {
+        Parts {
+            limiter,
+            clock,
+            metrics: Arc::default(),
+            events: None,
+            top: None,
+            health: Health::default(),
+            reloader: None,
+        }
     }
+
+    /// Where rules are put in force.
+    pub fn in_force(&self) -> InForce {
+        InForce {
+            limiter: Arc::clone(&self.limiter),
+            metrics: Arc::clone(&self.metrics),
+            health: self.health.clone(),
+            clock: Arc::clone(&self.clock),
+        }
+    }
+}
+
+/// Those of `events` and `top` that are there, as observers of a limiter.
+pub fn observers(
+    events: Option<&Delivery>,
+    top: Option<&Arc<Top>>,
+) -> impl Iterator<Item = Arc<dyn Observer>> {
+    let events = events.map(|events| Arc::clone(events.events()) as _);
+    events.into_iter().chain(top.map(|top| Arc::clone(top) as _))
 }
 
 /// A server that holds its ports and serves once it runs.
 #[derive(Debug)]
 pub struct Server {
     config: ServerConfig,
-    limiter: Arc<Limiter>,
-    observers: Observers,
-    clock: Arc<Clock>,
-    grpc: TcpListener,
-    http: TcpListener,
+    parts: Parts,
+    ports: Ports,
+}
+
+/// The open ports, and their certificates.
+#[derive(Debug)]
+struct Ports {
+    grpc: Listener,
+    grpc_tls: Option<TlsWatch>,
+    http: Listener,
+    http_tls: Option<TlsWatch>,
+    debug: Option<Listener>,
+    prometheus: Option<Listener>,
 }
 
 impl Server {
-    /// Opens the ports. `limiter` is observed by `observers`.
-    pub async fn bind(
-        config: ServerConfig,
-        limiter: Arc<Limiter>,
-        observers: Observers,
-        clock: Arc<Clock>,
-    ) -> Result<Self, ServerError> {
-        let grpc = listen("gRPC", &config.grpc_host, config.grpc_port).await?;
-        let http = listen("HTTP", &config.host, config.port).await?;
-        Ok(Server {
-            config,
-            limiter,
-            observers,
-            clock,
-            grpc,
-            http,
-        })
+    /// Reads certificates and opens the ports.
+    pub async fn bind(config: ServerConfig, parts: Parts) -> Result<Self, ServerError> {
+        let prometheus = match &config.prometheus {
+            Some(prometheus) => Some(listen("Prometheus", &prometheus.listen).await?),
+            None => None,
+        };
+        let ports = Ports {
+            grpc_tls: tls("gRPC", config.grpc.tls.as_ref(), &parts.clock)?,
+            http_tls: tls("HTTP", config.http_tls.as_ref(), &parts.clock)?,
+            grpc: listen("gRPC", &config.grpc.listen).await?,
+            http: listen("HTTP", &config.http).await?,
+            debug: listen_if_possible(config.debug.as_ref()).await,
+            prometheus,
+        };
+        Ok(Server { config, parts, ports })
     }
 
-    /// The address of the gRPC port.
-    pub fn grpc_address(&self) -> io::Result<SocketAddr> {
-        self.grpc.local_addr()
+    /// The address of the gRPC port; `None` if it is a Unix socket.
+    pub fn grpc_address(&self) -> Option<SocketAddr> {
+        self.ports.grpc.address()
     }
 
     /// The address of the HTTP port.
-    pub fn http_address(&self) -> io::Result<SocketAddr> {
-        self.http.local_addr()
+    pub fn http_address(&self) -> Option<SocketAddr> {
+        self.ports.http.address()
+    }
+
+    /// The address of the debug port, if it is open.
+    pub fn debug_address(&self) -> Option<SocketAddr> {
+        self.ports.debug.as_ref().and_then(Listener::address)
+    }
+
+    /// The address of the port for Prometheus, if there is one.
+    pub fn prometheus_address(&self) -> Option<SocketAddr> {
+        self.ports.prometheus.as_ref().and_then(Listener::address)
     }
 
     /// Serves until `stops` yields, then ends in order: not ready; go on for the linger time; no new calls; the calls under
@@ -151,79 +191,19 @@ impl Server {
     /// when it yields once more, it does without.
     pub async fn run(self, stops: impl Stream<Item = Stop>) -> Result<(), ServerError> {
         let mut stops = pin!(stops);
-        let (health, health_service) = Health::new().await;
         let (close, closed) = watch::channel(false);
-        let metrics = self.observers.metrics;
-        let rls = Rls::new(
-            Arc::clone(&self.limiter),
-            Arc::clone(&self.clock),
-            Arc::clone(&metrics),
-        );
-        let reflection = || {
-            tonic_reflection::server::Builder::configure()
-                .register_encoded_file_descriptor_set(OFFICIAL_DESCRIPTORS)
-                .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-        };
-        let grpc = tonic::transport::Server::builder()
-            .http2_max_pending_accept_reset_streams(Some(MOST_PENDING_RESETS))
-            .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
-            .timeout(REQUEST_PATIENCE)
-            .layer(MapResponseLayer::new(name_too_large))
-            .add_service(RateLimitServiceServer::with_interceptor(
-                rls.clone(),
-                note_deadline(&self.clock),
-            ))
-            .add_service(health_service)
-            .add_service(reflection().build_v1()?)
-            // What older tools ask.
-            .add_service(reflection().build_v1alpha()?)
-            .serve_with_incoming_shutdown(
-                connections(self.grpc, HTTP2_OPENING, closed.clone()).map(Ok::<_, io::Error>),
-                http::closed(closed.clone()),
-            );
-        let shown = Shown {
-            events: self
-                .observers
-                .events
-                .as_ref()
-                .map(|events| Arc::clone(events.events())),
-            top: self.observers.top,
-            metrics,
-            limiter: Arc::clone(&self.limiter),
-            clock: Arc::clone(&self.clock),
-            closed: closed.clone(),
-        };
-        let http = serve_http(
-            self.http,
-            http::routes(rls, health.clone(), shown),
-            closed.clone(),
-        );
-
-        let mut tasks = JoinSet::new();
-        tasks.spawn(async { grpc.await.map_err(ServerError::Grpc) });
-        tasks.spawn(http);
-        let snapshots = self.config.snapshot.map(|config| {
-            let snapshots = Snapshots {
-                file: Arc::new(SnapshotFile::new(config.path)),
-                limiter: Arc::clone(&self.limiter),
-                clock: Arc::clone(&self.clock),
-            };
-            tasks.spawn(snapshots.clone().run(config.period, closed.clone()));
-            snapshots
-        });
-        if let Some(events) = self.observers.events {
-            let (limiter, clock) = (Arc::clone(&self.limiter), Arc::clone(&self.clock));
-            tasks.spawn(events::run(events, limiter, clock, closed.clone()));
-        }
-        tasks.spawn(sweep::run(self.limiter, self.clock, closed));
+        let (linger, grace) = (self.config.shutdown_linger, self.config.shutdown_grace);
+        let health = self.parts.health.clone();
+        let snapshots = self.snapshots();
+        let mut tasks = self.start(snapshots.clone(), closed).await?;
 
         let asked = tokio::select! {
             asked = next(&mut stops) => asked,
             ended = all(&mut tasks) => return ended,
         };
-        health.stop_serving().await;
+        health.stop_serving();
         let linger = match asked {
-            Stop::Gently => self.config.shutdown_linger,
+            Stop::Gently => linger,
             Stop::Soon => Duration::ZERO,
         };
         // Life and death are told at the level that is shown by default, as by envoyproxy/ratelimit.
@@ -234,8 +214,7 @@ impl Server {
         let ended = async {
             sleep(linger).await;
             close.send_replace(true);
-            health.end_watches().await;
-            timeout(self.config.shutdown_grace, all(&mut tasks)).await
+            timeout(grace, all(&mut tasks)).await
         };
         let ended = tokio::select! {
             ended = ended => ended.unwrap_or_else(|_| {
@@ -259,55 +238,151 @@ impl Server {
         warn!("stopped");
         ended
     }
+
+    fn snapshots(&self) -> Option<Snapshots> {
+        let config = self.config.snapshot.as_ref()?;
+        Some(Snapshots {
+            file: Arc::new(SnapshotFile::new(config.path.clone())),
+            period: config.period,
+            limiter: Arc::clone(&self.parts.limiter),
+            clock: Arc::clone(&self.parts.clock),
+        })
+    }
+
+    /// Starts everything that runs until it is closed.
+    async fn start(
+        self,
+        snapshots: Option<Snapshots>,
+        closed: watch::Receiver<bool>,
+    ) -> Result<JoinSet<Result<(), ServerError>>, ServerError> {
+        let Server { config, parts, ports } = self;
+        let in_force = parts.in_force();
+        let Parts {
+            limiter,
+            metrics,
+            events,
+            top,
+            health,
+            reloader,
+            clock,
+        } = parts;
+        let rls = Rls::new(Arc::clone(&limiter), Arc::clone(&clock), Arc::clone(&metrics));
+        let shown = Shown {
+            events: events.as_ref().map(|events| Arc::clone(events.events())),
+            top,
+            metrics,
+            limiter: Arc::clone(&limiter),
+            health: health.clone(),
+            clock: Arc::clone(&clock),
+            certificates: [("grpc", &ports.grpc_tls), ("http", &ports.http_tls)]
+                .into_iter()
+                .filter_map(|(port, tls)| Some((port, tls.as_ref()?.tls())))
+                .collect(),
+            closed: closed.clone(),
+        };
+        let grpc_tls = ports.grpc_tls.as_ref().map(TlsWatch::tls);
+        let http_tls = ports.http_tls.as_ref().map(TlsWatch::tls);
+        let looks = Looks {
+            interval: config.look_interval,
+            rules: reloader,
+            in_force,
+            certificates: ports.grpc_tls.into_iter().chain(ports.http_tls).collect(),
+        };
+
+        let (routes, health_shown) = grpc_routes(rls.clone(), &health, &clock).await?;
+        let mut tasks = JoinSet::new();
+        let age = config.grpc.max_connection_age;
+        tasks.spawn(grpc::serve(ports.grpc, routes, grpc_tls, age, closed.clone()));
+        tasks.spawn(http_port::serve(
+            ports.http,
+            http::routes(rls, shown.clone()),
+            http_tls,
+            closed.clone(),
+        ));
+        if let (Some(listener), Some(prometheus)) = (ports.prometheus, &config.prometheus) {
+            let routes = http::prometheus_routes(&prometheus.path, shown.clone());
+            tasks.spawn(http_port::serve(listener, routes, None, closed.clone()));
+        }
+        if let Some(listener) = ports.debug {
+            let routes = http::debug_routes(shown);
+            tasks.spawn(http_port::serve(listener, routes, None, closed.clone()));
+        }
+        let end = http::closed(closed.clone());
+        tasks.spawn(async {
+            health_shown.run(end).await;
+            Ok(())
+        });
+        tasks.spawn(looks.run(closed.clone()));
+        if let Some(snapshots) = snapshots {
+            tasks.spawn(snapshots.run(closed.clone()));
+        }
+        if let Some(events) = events {
+            let (limiter, clock) = (Arc::clone(&limiter), Arc::clone(&clock));
+            tasks.spawn(events::run(events, limiter, clock, closed.clone()));
+        }
+        tasks.spawn(sweep::run(limiter, clock, closed));
+        Ok(tasks)
+    }
 }
 
-async fn listen(purpose: &'static str, host: &str, port: u16) -> Result<TcpListener, ServerError> {
-    TcpListener::bind((host, port))
+/// The services of the gRPC port, and what keeps its health up to date.
+async fn grpc_routes(
+    rls: Rls,
+    health: &Health,
+    clock: &Arc<Clock>,
+) -> Result<(Routes, crate::health::Shown), ServerError> {
+    let reflection = || {
+        tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(OFFICIAL_DESCRIPTORS)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+    };
+    let (health, shown) = health.service().await;
+    let routes = Routes::new(RateLimitServiceServer::with_interceptor(
+        rls,
+        note_deadline(clock),
+    ))
+    .add_service(health)
+    .add_service(reflection().build_v1()?)
+    // What older tools ask.
+    .add_service(reflection().build_v1alpha()?);
+    let routes = routes
+        .into_axum_router()
+        .layer(MapResponseLayer::new(name_too_large));
+    Ok((Routes::from(routes), shown))
+}
+
+fn tls(
+    purpose: &'static str,
+    config: Option<&TlsConfig>,
+    clock: &Arc<Clock>,
+) -> Result<Option<TlsWatch>, ServerError> {
+    let tls = config.map(|config| TlsWatch::load(config.clone(), Arc::clone(clock)));
+    tls.transpose().map_err(|source| ServerError::Tls {
+        purpose,
+        source: Box::new(source),
+    })
+}
+
+async fn listen(purpose: &'static str, listen: &Listen) -> Result<Listener, ServerError> {
+    Listener::open(listen)
         .await
         .map_err(|source| ServerError::Listen {
             purpose,
-            host: host.to_owned(),
-            port,
+            listen: listen.clone(),
             source,
         })
 }
 
-/// Serves HTTP/1 until everything is to close and the requests under way are answered.
-async fn serve_http(
-    listener: TcpListener,
-    routes: Router,
-    closed: watch::Receiver<bool>,
-) -> Result<(), ServerError> {
-    let mut builder = hyper::server::conn::http1::Builder::new();
-    builder
-        .timer(TokioTimer::new())
-        .header_read_timeout(REQUEST_PATIENCE);
-    let under_way = GracefulShutdown::new();
-    let places = Arc::new(Semaphore::new(MOST_HTTP_CONNECTIONS));
-    let connections = connections(listener, 1, closed.clone()).take_until(http::closed(closed));
-    let mut connections = Box::pin(connections);
-    let mut was_full = false;
-    while let Some(connection) = connections.next().await {
-        let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
-            if !was_full {
-                warn!("the HTTP port has all the connections that it takes; further ones are closed");
-            }
-            was_full = true;
-            continue;
-        };
-        was_full = false;
-        let service = TowerToHyperService::new(routes.clone());
-        let serving = under_way.watch(builder.serve_connection(TokioIo::new(connection), service));
-        tokio::spawn(async move {
-            // A connection that broke is its client's affair.
-            let _ = serving.await;
-            drop(place);
-        });
+/// Nobody depends on the debug port: without it the server runs all the same.
+async fn listen_if_possible(listen: Option<&Listen>) -> Option<Listener> {
+    let listen = listen?;
+    match Listener::open(listen).await {
+        Ok(listener) => Some(listener),
+        Err(error) => {
+            warn!(%error, "cannot listen on {listen} for debugging: {error}");
+            None
+        }
     }
-    // Nobody waits for a connection that is not taken any more.
-    drop(connections);
-    under_way.shutdown().await;
-    Ok(())
 }
 
 /// tonic answers a message that is too large with `OUT_OF_RANGE`, which nothing else here uses; gRPC's code for it is

@@ -6,18 +6,16 @@ use std::collections::BTreeSet;
 use std::env;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use clap::Args;
 use tracing::level_filters::LevelFilter;
 
 use super::{control_group, values};
-use crate::config::{RulesConfig, RulesSource, RuntimeDirectory, ServerConfig, SnapshotConfig};
+use crate::config::{RulesConfig, RulesSource, RuntimeDirectory};
 use crate::events::{Delivery, EventsConfig, Sink};
 use crate::limiter::{LimiterConfig, ResponseHeaderNames};
 use crate::metrics::Metrics;
 use crate::rate_limit::Charge;
-use crate::server::Observers;
 use crate::store::memory::{FullPolicy, MemoryConfig};
 use crate::telemetry::{self, LogFormat, LogGuard};
 use crate::top::Top;
@@ -27,21 +25,16 @@ const DEFAULT_RUNTIME_ROOT: &str = "/srv/runtime_data/current";
 
 /// Variables of envoyproxy/ratelimit whose effect does not exist here: what they ask for goes without saying, is no concern of
 /// counters in memory, or is not there yet.
-const WITHOUT_EFFECT: [&str; 25] = [
+const WITHOUT_EFFECT: [&str; 19] = [
     "BACKEND_TYPE",
     "CACHE_KEY_PREFIX",
     "CONFIG_GRPC_XDS_SERVER_URL",
-    "DEBUG_PORT",
     "DISABLE_STATS",
     "EXPIRATION_JITTER_MAX_SECONDS",
     "EXTRA_TAGS",
-    "FORCE_START_WITHOUT_INITIAL_CONFIG",
-    "GRPC_MAX_CONNECTION_AGE",
-    "HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED",
     "LOCAL_CACHE_SIZE_IN_BYTES",
     "MEMCACHE_HOST_PORT",
     "MEMCACHE_SRV",
-    "PROMETHEUS_ADDR",
     "PROMETHEUS_MAPPER_YAML",
     "REDIS_AUTH",
     "REDIS_PERSECOND_URL",
@@ -51,18 +44,12 @@ const WITHOUT_EFFECT: [&str; 25] = [
     "STATSD_HOST",
     "TRACING_ENABLED",
     "USE_DOG_STATSD",
-    "USE_PROMETHEUS",
     "USE_STATSD",
 ];
 
 /// Variables of envoyproxy/ratelimit that must not be ignored: who sets them to anything but this expects a server that is
 /// safe, or reached, in another way.
-const UNSUPPORTED: [(&str, &str); 4] = [
-    ("CONFIG_TYPE", "FILE"),
-    ("GRPC_CLIENT_TLS_CACERT", ""),
-    ("GRPC_SERVER_USE_TLS", "false"),
-    ("GRPC_UDS", ""),
-];
+const UNSUPPORTED: [(&str, &str); 1] = [("CONFIG_TYPE", "FILE")];
 
 /// The variables that are set and mean nothing here.
 pub(super) fn without_effect() -> Vec<&'static str> {
@@ -124,11 +111,20 @@ pub(super) struct RuleSettings {
     #[arg(long, env, value_name = "BOOL", value_parser = values::boolean, default_value = "true",
           num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     runtime_watch_root: bool,
+    /// Start without rules if there are none that can be used, and take them up when they have changed
+    #[arg(long, env, value_name = "BOOL", value_parser = values::boolean, default_value = "false",
+          num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    force_start_without_initial_config: bool,
     #[command(flatten)]
     files: RuleFileSettings,
 }
 
 impl RuleSettings {
+    /// Whether the server is not to start without rules. In the layout of envoyproxy/ratelimit it starts, as that does.
+    pub(super) fn must_load(&self, rules: &RulesConfig) -> bool {
+        !self.force_start_without_initial_config && !matches!(rules.source, RulesSource::Runtime(_))
+    }
+
     pub(super) fn to_config(&self) -> RulesConfig {
         self.files.to_config(self.source())
     }
@@ -268,78 +264,19 @@ pub(super) struct ObserverSettings {
 }
 
 impl ObserverSettings {
-    pub(super) fn to_observers(&self, near_limit_ratio: f32) -> Observers {
-        Observers {
-            metrics: Arc::new(Metrics::new(self.metric_keys)),
-            events: Delivery::new(EventsConfig {
-                sinks: self.sinks.clone(),
-                near_limit_ratio,
-            }),
-            top: Top::new(self.top),
-        }
+    pub(super) fn metrics(&self) -> Arc<Metrics> {
+        Arc::new(Metrics::new(self.metric_keys))
     }
-}
 
-/// Where the server listens and how it ends.
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Server")]
-pub(super) struct ServerSettings {
-    /// Address of the gRPC port
-    #[arg(long, env, value_name = "ADDRESS", default_value = "0.0.0.0")]
-    grpc_host: String,
-    /// gRPC port; 0 takes a free one
-    #[arg(long, env, value_name = "PORT", value_parser = values::port, default_value = "8081")]
-    grpc_port: u16,
-    /// Address of the HTTP port
-    #[arg(long, env, value_name = "ADDRESS", default_value = "0.0.0.0")]
-    host: String,
-    /// HTTP port; 0 takes a free one
-    #[arg(long, env, value_name = "PORT", value_parser = values::port, default_value = "8080")]
-    port: u16,
-    /// After SIGTERM: how long to go on serving, not ready, while clients learn that this server goes away
-    #[arg(long, env = "TOLLGATE_SHUTDOWN_LINGER", value_name = "DURATION", value_parser = values::duration,
-          default_value = "5s")]
-    shutdown_linger: Duration,
-    /// Then: how long the calls under way have to finish
-    #[arg(long, env = "TOLLGATE_SHUTDOWN_GRACE", value_name = "DURATION", value_parser = values::duration,
-          default_value = "10s")]
-    shutdown_grace: Duration,
-    /// Keep the counters over a restart in this file: it is written at the end and every so often, and read at the start
-    #[arg(long, env = "TOLLGATE_SNAPSHOT", value_name = "PATH")]
-    snapshot: Option<PathBuf>,
-    /// How often the snapshot is written
-    #[arg(long, env = "TOLLGATE_SNAPSHOT_PERIOD", value_name = "DURATION", value_parser = values::period,
-          default_value = "10s")]
-    snapshot_period: Duration,
-}
-
-impl ServerSettings {
-    pub(super) fn to_config(&self) -> ServerConfig {
-        ServerConfig {
-            grpc_host: address(&self.grpc_host),
-            grpc_port: self.grpc_port,
-            host: address(&self.host),
-            port: self.port,
-            shutdown_linger: self.shutdown_linger,
-            shutdown_grace: self.shutdown_grace,
-            snapshot: self.snapshot.clone().map(|path| SnapshotConfig {
-                path,
-                period: self.snapshot_period,
-            }),
-        }
+    pub(super) fn events(&self, near_limit_ratio: f32) -> Option<Delivery> {
+        Delivery::new(EventsConfig {
+            sinks: self.sinks.clone(),
+            near_limit_ratio,
+        })
     }
-}
 
-/// An empty address means every address, as in Go; an IPv6 address may stand in brackets.
-fn address(host: &str) -> String {
-    let bare = host
-        .strip_prefix('[')
-        .and_then(|host| host.strip_suffix(']'))
-        .unwrap_or(host);
-    if bare.is_empty() {
-        "0.0.0.0".to_owned()
-    } else {
-        bare.to_owned()
+    pub(super) fn top(&self) -> Option<Arc<Top>> {
+        Top::new(self.top)
     }
 }
 

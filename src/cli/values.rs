@@ -1,6 +1,7 @@
 //! How the values of flags and environment variables are read: as envoyproxy/ratelimit reads its variables.
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use bytesize::ByteSize;
@@ -24,6 +25,28 @@ pub(super) fn port(text: &str) -> Result<u16, String> {
     go::integer(text)
         .and_then(|port| u16::try_from(port).ok())
         .ok_or_else(|| "write a port number from 0 to 65535".into())
+}
+
+/// A path that may be left empty.
+#[derive(Debug, Clone)]
+pub(super) struct MaybePath(pub(super) Option<PathBuf>);
+
+pub(super) fn path(text: &str) -> Result<MaybePath, String> {
+    Ok(MaybePath((!text.is_empty()).then(|| text.into())))
+}
+
+/// `:9090`, `127.0.0.1:9090` or `[::1]:9090`.
+pub(super) fn address_and_port(text: &str) -> Result<(String, u16), String> {
+    text.rsplit_once(':')
+        .and_then(|(address, port)| Some((address.to_owned(), port.parse().ok()?)))
+        .ok_or_else(|| "write an address and a port, such as :9090 or 127.0.0.1:9090".into())
+}
+
+pub(super) fn url_path(text: &str) -> Result<String, String> {
+    let is_path = text.starts_with('/') && !text.contains(['{', '}', '?', '#', ' ']);
+    is_path
+        .then(|| text.to_owned())
+        .ok_or_else(|| "write a path that starts with a slash, such as /metrics".into())
 }
 
 pub(super) fn duration(text: &str) -> Result<Duration, String> {

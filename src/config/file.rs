@@ -4,9 +4,11 @@
 //! envoyproxy/ratelimit; what it accepts without effect is a warning here.
 
 use std::collections::{HashMap, HashSet};
+use std::hash::Hasher as _;
 use std::sync::Arc;
 
 use serde_json::Value;
+use siphasher::sip::SipHasher13;
 
 use super::address;
 use super::diagnostic::{Diagnostics, Place, nearest};
@@ -52,10 +54,21 @@ pub fn load(files: &[SourceFile], merge_domains: bool) -> Result<Loaded, Diagnos
     if has_errors {
         return Err(loader.diagnostics);
     }
+    loader.matcher.set_version(version(files));
     Ok(Loaded {
         matcher: loader.matcher,
         diagnostics: loader.diagnostics,
     })
+}
+
+/// A fingerprint of what the files hold, whatever they are called.
+fn version(files: &[SourceFile]) -> String {
+    let mut hasher = SipHasher13::new();
+    for file in files {
+        hasher.write_usize(file.text.len());
+        hasher.write(file.text.as_bytes());
+    }
+    format!("{:016x}", hasher.finish())
 }
 
 #[derive(Default)]

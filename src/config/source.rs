@@ -69,6 +69,19 @@ pub fn read(paths: &[PathBuf], ignore_dotfiles: bool) -> Result<Vec<SourceFile>,
     if errors.is_empty() { Ok(files) } else { Err(errors) }
 }
 
+/// The files that [`read`] would read, in the same order; what cannot be looked into as itself.
+pub(super) fn list(paths: &[PathBuf], ignore_dotfiles: bool) -> Vec<PathBuf> {
+    let files = paths
+        .iter()
+        .filter(|path| path.as_os_str() != "-")
+        .flat_map(|path| files_below(path, ignore_dotfiles));
+    files
+        .map(|file| match file {
+            Ok(path) | Err(SourceError::Unreadable { path, .. } | SourceError::NotText { path, .. }) => path,
+        })
+        .collect()
+}
+
 fn files_below(path: &Path, ignore_dotfiles: bool) -> Vec<Result<PathBuf, SourceError>> {
     let walked = WalkDir::new(path)
         .into_iter()

@@ -17,8 +17,10 @@ use tokio::task::spawn_blocking;
 
 use crate::clock::Clock;
 use crate::events::{Events, Numbered};
+use crate::health::Health;
 use crate::limiter::Limiter;
 use crate::metrics::{Metrics, prometheus};
+use crate::tls::Tls;
 use crate::top::Top;
 
 /// What there is to show, and when to stop.
@@ -32,6 +34,10 @@ pub struct Shown {
     pub metrics: Arc<Metrics>,
     /// Whose counters are counted.
     pub limiter: Arc<Limiter>,
+    /// Whether traffic is wanted.
+    pub health: Health,
+    /// The certificates in use, by what they are for.
+    pub certificates: Vec<(&'static str, Arc<Tls>)>,
     /// What time it is.
     pub clock: Arc<Clock>,
     /// Streams end when this becomes true.
@@ -99,11 +105,20 @@ pub(super) async fn top(State(shown): State<Shown>, Query(query): Query<TopQuery
 /// The page that Prometheus reads.
 pub(super) async fn metrics(State(shown): State<Shown>) -> Response {
     // With many rules it takes a while; decisions are not to wait for it.
-    let page =
-        spawn_blocking(move || prometheus::page(&shown.metrics, &shown.limiter, shown.events.as_deref()))
-            .await
-            .expect("the page is made without panic");
+    let page = spawn_blocking(move || page(&shown))
+        .await
+        .expect("the page is made without panic");
     ([(header::CONTENT_TYPE, prometheus::CONTENT_TYPE)], page).into_response()
+}
+
+fn page(shown: &Shown) -> String {
+    let certificates = &shown.certificates;
+    prometheus::page(
+        &shown.metrics,
+        &shown.limiter,
+        shown.events.as_deref(),
+        certificates,
+    )
 }
 
 fn off(advice: &'static str) -> Response {

@@ -5,6 +5,7 @@
 //! hold.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use ::prometheus::proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType};
@@ -15,6 +16,7 @@ use super::{Metrics, Sample, SampleValue};
 use crate::events::Events;
 use crate::limiter::Limiter;
 use crate::statistics::Statistics;
+use crate::tls::Tls;
 
 /// The content type of the page.
 pub const CONTENT_TYPE: &str = ::prometheus::TEXT_FORMAT;
@@ -22,8 +24,13 @@ pub const CONTENT_TYPE: &str = ::prometheus::TEXT_FORMAT;
 /// The buckets of envoyproxy/ratelimit start here.
 const LEAST_RESPONSE_TIME: Duration = Duration::from_millis(5);
 
-/// The page.
-pub fn page(metrics: &Metrics, limiter: &Limiter, events: Option<&Events>) -> String {
+/// The page. `certificates` are those of the ports that have TLS, by what these are for.
+pub fn page(
+    metrics: &Metrics,
+    limiter: &Limiter,
+    events: Option<&Events>,
+    certificates: &[(&str, Arc<Tls>)],
+) -> String {
     let mut families = Families::default();
     for sample in metrics.samples(limiter, events) {
         families.add(&sample);
@@ -40,6 +47,9 @@ pub fn page(metrics: &Metrics, limiter: &Limiter, events: Option<&Events>) -> St
         "tollgate_decision_seconds".to_owned(),
         Family::Histogram(Vec::new(), histogram(&observed, Duration::ZERO)),
     );
+    for (port, tls) in certificates {
+        families.add_certificate(port, tls);
+    }
     families.encode()
 }
 
@@ -52,16 +62,37 @@ type Labels = Vec<(&'static str, String)>;
 #[derive(Debug)]
 enum Family {
     Counters(BTreeMap<Labels, u64>),
-    Gauge(u64),
+    Gauges(BTreeMap<Labels, i64>),
     Histogram(Labels, Histogram),
 }
 
 impl Families {
+    fn add_certificate(&mut self, port: &str, tls: &Tls) {
+        let labels = || vec![("port", port.to_owned())];
+        let expiry = "tollgate_certificate_expiry_seconds".to_owned();
+        if let Family::Gauges(gauges) = self
+            .0
+            .entry(expiry)
+            .or_insert_with(|| Family::Gauges(BTreeMap::new()))
+        {
+            gauges.insert(labels(), tls.expiry());
+        }
+        let errors = "tollgate_certificate_load_errors_total".to_owned();
+        if let Family::Counters(counters) = self
+            .0
+            .entry(errors)
+            .or_insert_with(|| Family::Counters(BTreeMap::new()))
+        {
+            counters.insert(labels(), tls.load_errors());
+        }
+    }
+
     fn add(&mut self, sample: &Sample) {
         let (name, labels) = named(&sample.name);
         match sample.value {
             SampleValue::Gauge(value) => {
-                self.0.insert(name, Family::Gauge(value));
+                let gauges = [(labels, value.cast_signed())].into();
+                self.0.insert(name, Family::Gauges(gauges));
             }
             SampleValue::Counter(value) => {
                 let family = self
@@ -109,11 +140,19 @@ impl Family {
                     })
                     .collect(),
             ),
-            Family::Gauge(value) => {
-                let mut gauge = Gauge::default();
-                gauge.set_value(value as f64);
-                (MetricType::GAUGE, vec![Metric::from_gauge(gauge)])
-            }
+            Family::Gauges(gauges) => (
+                MetricType::GAUGE,
+                gauges
+                    .into_iter()
+                    .map(|(labels, value)| {
+                        let mut gauge = Gauge::default();
+                        gauge.set_value(value as f64);
+                        let mut metric = Metric::from_label(pairs(labels));
+                        metric.set_gauge(gauge);
+                        metric
+                    })
+                    .collect(),
+            ),
             Family::Histogram(labels, histogram) => {
                 let mut metric = Metric::from_label(pairs(labels));
                 metric.set_histogram(histogram);
@@ -230,6 +269,8 @@ fn help(name: &str) -> &'static str {
         "ratelimit_service_config_load_error" => "Rules that could not be loaded.",
         "ratelimit_service_global_shadow_mode" => "Calls that passed since the server is in shadow mode.",
         "tollgate_config_load_time_seconds" => "When the rules in force were loaded, in seconds since 1970.",
+        "tollgate_certificate_expiry_seconds" => "When a port's certificate expires, in seconds since 1970.",
+        "tollgate_certificate_load_errors_total" => "Changed certificates of a port that could not be used.",
         "tollgate_counters" => "Counters that are held.",
         "tollgate_counters_capacity" => "Counters for which there is room.",
         "tollgate_counters_bytes" => "Memory of the tables of counters in bytes.",

@@ -7,12 +7,11 @@ use std::time::Duration;
 
 use futures_util::stream::{self, Stream};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::time::{Sleep, sleep, timeout};
-use tonic::transport::server::{Connected, TcpConnectInfo};
 use tracing::warn;
 
+use super::listener::{Listener, Socket};
 use crate::http;
 
 /// How long to wait when no connection can be accepted.
@@ -20,6 +19,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// How long a client may take to say its first words.
 const OPENING_PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long a client may take to agree on TLS.
+pub(super) const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(10);
 
 /// How long a client may leave an answer unread that no more can be written.
 const READING_PATIENCE: Duration = Duration::from_secs(30);
@@ -30,7 +32,7 @@ const READING_PATIENCE: Duration = Duration::from_secs(30);
 /// A connection whose client has not sent the first `opening` bytes breaks after [`OPENING_PATIENCE`], or as soon as
 /// `closed` says that everything is to close: there is nothing on it that could be finished.
 pub(super) fn connections(
-    listener: TcpListener,
+    listener: Listener,
     opening: usize,
     closed: watch::Receiver<bool>,
 ) -> impl Stream<Item = Connection> {
@@ -40,8 +42,6 @@ pub(super) fn connections(
         let closed = closed.clone();
         async move {
             let stream = accept(&listener, &mut is_failing).await;
-            // Without it answers are only late.
-            let _ = stream.set_nodelay(true);
             let patience = Box::pin(async move {
                 let _ = timeout(OPENING_PATIENCE, http::closed(closed)).await;
             });
@@ -58,11 +58,11 @@ pub(super) fn connections(
     })
 }
 
-async fn accept(listener: &TcpListener, is_failing: &mut bool) -> TcpStream {
+async fn accept(listener: &Listener, is_failing: &mut bool) -> Socket {
     let mut has_failed = false;
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => {
+            Ok(stream) => {
                 *is_failing = has_failed;
                 return stream;
             }
@@ -86,9 +86,9 @@ fn is_of_one_connection(error: &io::Error) -> bool {
     )
 }
 
-/// A TCP connection that breaks if its client does not begin.
+/// A connection that breaks if its client does not begin.
 pub(super) struct Connection {
-    stream: TcpStream,
+    stream: Socket,
     /// `None` once the client has begun.
     opening: Option<Opening>,
     /// Runs while nothing more can be written.
@@ -176,13 +176,5 @@ impl AsyncWrite for Connection {
 
     fn is_write_vectored(&self) -> bool {
         self.stream.is_write_vectored()
-    }
-}
-
-impl Connected for Connection {
-    type ConnectInfo = TcpConnectInfo;
-
-    fn connect_info(&self) -> TcpConnectInfo {
-        self.stream.connect_info()
     }
 }

@@ -19,18 +19,16 @@ use crate::store::snapshot::SnapshotFile;
 #[derive(Clone)]
 pub(super) struct Snapshots {
     pub(super) file: Arc<SnapshotFile>,
+    /// How often.
+    pub(super) period: Duration,
     pub(super) limiter: Arc<Limiter>,
     pub(super) clock: Arc<Clock>,
 }
 
 impl Snapshots {
-    /// Writes one in each `period`, until told to end. What goes wrong is said once, and once more when it is well again.
-    pub(super) async fn run(
-        self,
-        period: Duration,
-        closed: watch::Receiver<bool>,
-    ) -> Result<(), ServerError> {
-        let mut ticks = interval(period);
+    /// Writes one in each period, until told to end. What goes wrong is said once, and once more when it is well again.
+    pub(super) async fn run(self, closed: watch::Receiver<bool>) -> Result<(), ServerError> {
+        let mut ticks = interval(self.period);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         // The first tick is at once.
         ticks.tick().await;

@@ -21,7 +21,7 @@ from lab import Lab, Tollgate, wait_for
 
 CHECKS = []
 SETTINGS = {"RESPONSE_DYNAMIC_METADATA": "true", "LIMIT_RESPONSE_HEADERS_ENABLED": "true",
-            "TOLLGATE_SHUTDOWN_LINGER": "2s"}
+            "TOLLGATE_SHUTDOWN_LINGER": "2s", "GRPC_MAX_CONNECTION_AGE": "2s", "DEBUG_PORT": "0"}
 # Where Debian's libfaketime is, which shows a process another wall clock.
 LIBFAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
 
@@ -328,6 +328,20 @@ def bad_requests_have_a_status_and_a_reason(lab):
         except grpc.RpcError as error:
             equal(error.code(), grpc.StatusCode.INVALID_ARGUMENT)
             assert "must not be empty" in error.details()
+
+
+# ----------------------------------------------------- the age of connections
+@check
+def connections_that_end_for_their_age_cost_no_call(lab):
+    ended = lab.stat("cluster.rls.upstream_cx_close_notify")
+    calls = 0
+    def has_ended_twice():
+        nonlocal calls
+        equal(lab.get("/", "strict").status, 200)
+        calls += 1
+        return lab.stat("cluster.rls.upstream_cx_close_notify") >= ended + 2
+    wait_for(has_ended_twice, "Envoy to have been told twice to make a new connection", seconds=30)
+    assert calls > 20, calls
 
 
 # ----------------------------------------------------------------- the clock

@@ -11,11 +11,11 @@ use tollgate::events::{Delivery, EventsConfig, Sink};
 use tollgate::limiter::{Limiter, LimiterConfig};
 use tollgate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use tollgate::rls::Rls;
-use tollgate::server::Observers;
+use tollgate::server::{Parts, observers};
 use tollgate::shutdown::Stop;
 use tollgate::top::Top;
 
-use crate::support::{T, TestServer, http, request, rules};
+use crate::support::{T, TestServer, http, parts, request, rules, server_config};
 
 const RULES: &str = "
 domain: d
@@ -315,14 +315,16 @@ fn edges_are_told_once_by_many_threads() {
 }
 
 async fn watched_server() -> TestServer {
-    let observers = Observers {
-        events: Some(ring(0.8)),
-        top: Top::new(3),
-        ..Observers::default()
-    };
-    let limiter = Limiter::new(LimiterConfig::default()).observed_by(observers.handles());
+    let (events, top) = (Some(ring(0.8)), Top::new(3));
+    let limiter =
+        Limiter::new(LimiterConfig::default()).observed_by(observers(events.as_ref(), top.as_ref()));
     limiter.set_matcher(rules(RULES));
-    TestServer::start_observed(limiter, observers, Duration::ZERO).await
+    let parts = Parts {
+        events,
+        top,
+        ..parts(limiter)
+    };
+    TestServer::start_parts(server_config(), parts).await
 }
 
 async fn get(server: &TestServer, path: &str) -> Value {

@@ -1,15 +1,14 @@
 //! What operators measure, over HTTP.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use tollgate::limiter::{Limiter, LimiterConfig};
 use tollgate::metrics::Metrics;
 use tollgate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride;
 use tollgate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
-use tollgate::server::Observers;
+use tollgate::server::Parts;
 
-use crate::support::{TestServer, http, request, rules};
+use crate::support::{TestServer, http, parts, request, rules, server_config};
 
 const RULES: &str = "
 domain: shop
@@ -24,15 +23,19 @@ descriptors:
 ";
 
 async fn server(metrics: Metrics) -> TestServer {
-    let observers = Observers {
-        metrics: Arc::new(metrics),
-        ..Observers::default()
-    };
     let limiter = Limiter::new(LimiterConfig::default());
     let mut matcher = rules(RULES);
-    observers.metrics.adopt(&mut matcher);
+    metrics.adopt(&mut matcher);
     limiter.set_matcher(matcher);
-    TestServer::start_observed(limiter, observers, Duration::ZERO).await
+    start(limiter, Arc::new(metrics)).await
+}
+
+async fn start(limiter: Limiter, metrics: Arc<Metrics>) -> TestServer {
+    let parts = Parts {
+        metrics,
+        ..parts(limiter)
+    };
+    TestServer::start_parts(server_config(), parts).await
 }
 
 /// The lines of the page that start with `prefix`.
@@ -125,12 +128,7 @@ async fn calls_and_their_errors_are_counted() {
 #[tokio::test]
 async fn counters_of_rules_go_on_after_a_reload() {
     let metrics = Arc::new(Metrics::default());
-    let observers = Observers {
-        metrics: Arc::clone(&metrics),
-        ..Observers::default()
-    };
-    let limiter = Limiter::new(LimiterConfig::default());
-    let server = TestServer::start_observed(limiter, observers, Duration::ZERO).await;
+    let server = start(Limiter::new(LimiterConfig::default()), Arc::clone(&metrics)).await;
     for rounds in 1..4 {
         let mut matcher = rules(RULES);
         metrics.adopt(&mut matcher);

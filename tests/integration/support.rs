@@ -10,9 +10,9 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
 use tollgate::clock::{Clock, ManualClock, Timestamp};
-use tollgate::config::ServerConfig;
 use tollgate::config::file;
 use tollgate::config::source::SourceFile;
+use tollgate::config::{GrpcConfig, Listen, ServerConfig};
 use tollgate::limiter::{Limiter, LimiterConfig};
 use tollgate::matcher::Matcher;
 use tollgate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
@@ -21,7 +21,7 @@ use tollgate::proto::envoy::service::ratelimit::v3::rate_limit_response::Descrip
 use tollgate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use tollgate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use tollgate::rls::Rls;
-use tollgate::server::{Observers, Server, ServerError};
+use tollgate::server::{Parts, Server, ServerError};
 use tollgate::shutdown::Stop;
 use tonic::transport::Channel;
 
@@ -145,6 +145,21 @@ fn brief_status(status: &DescriptorStatus) -> String {
     }
 }
 
+/// Waits until `condition` is true of what another task does.
+pub(crate) async fn wait_until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
+    let is_true = async {
+        while !condition().await {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    if tokio::time::timeout(Duration::from_secs(10), is_true)
+        .await
+        .is_err()
+    {
+        panic!("waited in vain for {what}");
+    }
+}
+
 /// Sends one HTTP request; returns status and body.
 pub(crate) async fn http(address: SocketAddr, method: &str, path: &str, body: &str) -> (u16, String) {
     try_http(address, method, path, body)
@@ -172,11 +187,46 @@ pub(crate) async fn try_http(
     Some((status, body.to_owned()))
 }
 
+/// A free port of the loopback address.
+pub(crate) fn free_port() -> Listen {
+    Listen::Tcp {
+        host: "127.0.0.1".into(),
+        port: 0,
+    }
+}
+
+/// Free ports, and an end without delay.
+pub(crate) fn server_config() -> ServerConfig {
+    ServerConfig {
+        grpc: GrpcConfig {
+            listen: free_port(),
+            tls: None,
+            max_connection_age: None,
+        },
+        http: free_port(),
+        http_tls: None,
+        debug: Some(free_port()),
+        prometheus: None,
+        look_interval: Duration::from_millis(20),
+        shutdown_linger: Duration::ZERO,
+        shutdown_grace: Duration::from_secs(30),
+        snapshot: None,
+    }
+}
+
+/// A limiter with a manual clock.
+pub(crate) fn parts(limiter: Limiter) -> Parts {
+    let clock = Clock::Manual(ManualClock::new(Duration::from_secs(T)));
+    Parts::new(Arc::new(limiter), Arc::new(clock))
+}
+
 /// A server on free ports of the loopback address.
 pub(crate) struct TestServer {
     pub(crate) limiter: Arc<Limiter>,
     pub(crate) grpc: SocketAddr,
     pub(crate) http: SocketAddr,
+    pub(crate) debug: Option<SocketAddr>,
+    pub(crate) prometheus: Option<SocketAddr>,
     clock: Arc<Clock>,
     stop: mpsc::Sender<Stop>,
     running: JoinHandle<Result<(), ServerError>>,
@@ -184,41 +234,41 @@ pub(crate) struct TestServer {
 
 impl TestServer {
     pub(crate) async fn start(yaml: &str) -> Self {
-        let limiter = Limiter::new(LimiterConfig::default());
-        limiter.set_matcher(rules(yaml));
-        TestServer::start_with(limiter, Duration::ZERO).await
+        let parts = parts(Limiter::new(LimiterConfig::default()));
+        let mut matcher = rules(yaml);
+        parts.metrics.adopt(&mut matcher);
+        parts.limiter.set_matcher(matcher);
+        TestServer::start_parts(server_config(), parts).await
     }
 
     pub(crate) async fn start_with(limiter: Limiter, shutdown_linger: Duration) -> Self {
-        TestServer::start_observed(limiter, Observers::default(), shutdown_linger).await
+        let parts = parts(limiter);
+        let config = ServerConfig {
+            shutdown_linger,
+            ..server_config()
+        };
+        TestServer::start_parts(config, parts).await
     }
 
-    pub(crate) async fn start_observed(
-        limiter: Limiter,
-        observers: Observers,
-        shutdown_linger: Duration,
-    ) -> Self {
-        let config = ServerConfig {
-            grpc_host: "127.0.0.1".into(),
-            grpc_port: 0,
-            host: "127.0.0.1".into(),
-            port: 0,
-            shutdown_linger,
-            shutdown_grace: Duration::from_secs(30),
-            snapshot: None,
-        };
-        let limiter = Arc::new(limiter);
-        let clock = Arc::new(Clock::Manual(ManualClock::new(Duration::from_secs(T))));
-        let server = Server::bind(config, Arc::clone(&limiter), observers, Arc::clone(&clock))
+    pub(crate) async fn start_parts(config: ServerConfig, parts: Parts) -> Self {
+        let (limiter, clock) = (Arc::clone(&parts.limiter), Arc::clone(&parts.clock));
+        let server = Server::bind(config, parts)
             .await
             .expect("free ports can be opened");
-        let (grpc, http) = (server.grpc_address().unwrap(), server.http_address().unwrap());
+        let nowhere = SocketAddr::from(([127, 0, 0, 1], 0));
+        let (grpc, http) = (
+            server.grpc_address().unwrap_or(nowhere),
+            server.http_address().unwrap(),
+        );
+        let (debug, prometheus) = (server.debug_address(), server.prometheus_address());
         let (stop, stops) = mpsc::channel(2);
         let running = tokio::spawn(server.run(ReceiverStream::new(stops)));
         TestServer {
             limiter,
             grpc,
             http,
+            debug,
+            prometheus,
             clock,
             stop,
             running,

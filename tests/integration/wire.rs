@@ -9,9 +9,11 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_stream::StreamExt as _;
+use tollgate::config::Listen;
 use tollgate::limiter::{Limiter, LimiterConfig};
 use tollgate::proto::envoy::service::ratelimit::v3::rate_limit_service_server::RateLimitService as _;
 use tollgate::rls::deadline::Deadline;
+use tollgate::server::Server;
 use tollgate::shutdown::Stop;
 use tonic::{Code, Request};
 use tonic_health::pb::HealthCheckRequest;
@@ -22,7 +24,7 @@ use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
 use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
 
-use crate::support::{TestLimiter, TestServer, brief, http, request, rules};
+use crate::support::{TestLimiter, TestServer, brief, http, parts, request, rules, server_config};
 
 const RULES: &str = "
 domain: d
@@ -271,20 +273,13 @@ async fn it_ends_with_idle_connections_open() {
 #[tokio::test]
 async fn a_port_that_is_taken_is_named() {
     let server = TestServer::start(RULES).await;
-    let config = tollgate::config::ServerConfig {
-        grpc_host: "127.0.0.1".into(),
-        grpc_port: server.grpc.port(),
+    let mut config = server_config();
+    config.grpc.listen = Listen::Tcp {
         host: "127.0.0.1".into(),
-        port: 0,
-        shutdown_linger: Duration::ZERO,
-        shutdown_grace: Duration::ZERO,
-        snapshot: None,
+        port: server.grpc.port(),
     };
-    let limiter = std::sync::Arc::new(Limiter::new(LimiterConfig::default()));
-    let clock = std::sync::Arc::new(tollgate::clock::Clock::system());
-    let error = tollgate::server::Server::bind(config, limiter, Default::default(), clock)
-        .await
-        .unwrap_err();
+    let parts = parts(Limiter::new(LimiterConfig::default()));
+    let error = Server::bind(config, parts).await.unwrap_err();
     let port = server.grpc.port();
     assert!(
         error

@@ -41,9 +41,9 @@ impl Default for MemoryConfig {
 /// there are [`MOST_SHARDS`], which is from 256 MiB on; at 8 GiB a rebuild holds one for about half a millisecond.
 const SHARD_BUCKETS: u64 = 512;
 
-/// A fifth of the budget is left to the allocator, which keeps for a while what tables had before they grew: while all of them
+/// A quarter of the budget is left to the allocator, which keeps for a while what tables had before they grew: while all of them
 /// grow at about the same time that is half as much again.
-const ALLOCATOR_SHARE: u64 = 5;
+const ALLOCATOR_SHARE: u64 = 4;
 
 /// Many more shards than cores: two threads seldom meet in one.
 const LEAST_SHARDS: u64 = 1_024;

@@ -1,0 +1,129 @@
+//! The gRPC port: HTTP/2 connections, each served by a task of its own until it ends, is too old, or everything closes.
+
+use std::io;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ahash::RandomState;
+use futures_util::stream::StreamExt as _;
+use hyper::server::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+use tonic::service::Routes;
+use tracing::debug;
+
+use super::ServerError;
+use super::connection::{HANDSHAKE_PATIENCE, connections};
+use super::listener::Listener;
+use super::patience::Patience;
+use crate::config::ConnectionAge;
+use crate::http;
+use crate::tls::Tls;
+
+/// How many streams a client may reset before the server has taken them up. Envoy resets every call that timed out while
+/// the server stood still; with the default of 20 the h2 crate then drops the connection and all its calls.
+const MOST_PENDING_RESETS: usize = 20_000;
+
+/// How many calls one connection may have under way. Envoy has few connections, with many calls on each.
+const MOST_STREAMS: u32 = 10_000;
+
+/// How often a connection on which nothing happens is asked whether its client is still there.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(60);
+
+/// What an HTTP/2 client says first: the connection preface of RFC 9113, section 3.4.
+const HTTP2_OPENING: usize = 24;
+
+/// Serves calls until everything is to close and those under way are answered.
+pub(super) async fn serve(
+    listener: Listener,
+    routes: Routes,
+    tls: Option<Arc<Tls>>,
+    age: Option<ConnectionAge>,
+    closed: watch::Receiver<bool>,
+) -> Result<(), ServerError> {
+    let port = Port {
+        routes: routes.prepare(),
+        tls,
+        age,
+        closed: closed.clone(),
+    };
+    let mut serving = JoinSet::new();
+    let connections = connections(listener, HTTP2_OPENING, closed.clone()).take_until(http::closed(closed));
+    let mut connections = pin!(connections);
+    loop {
+        tokio::select! {
+            connection = connections.next() => match connection {
+                Some(connection) => drop(serving.spawn(port.clone().accept(connection))),
+                None => break,
+            },
+            // Forgets connections that have ended.
+            Some(_) = serving.join_next() => {}
+        }
+    }
+    while serving.join_next().await.is_some() {}
+    Ok(())
+}
+
+/// What a connection is served with.
+#[derive(Clone)]
+struct Port {
+    routes: Routes,
+    tls: Option<Arc<Tls>>,
+    age: Option<ConnectionAge>,
+    closed: watch::Receiver<bool>,
+}
+
+impl Port {
+    async fn accept(self, connection: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) {
+        let Some(tls) = &self.tls else {
+            return self.serve(connection).await;
+        };
+        let handshake = timeout(HANDSHAKE_PATIENCE, tls.acceptor().accept(connection)).await;
+        match handshake.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
+            Ok(connection) => self.serve(connection).await,
+            Err(error) => debug!(%error, "no TLS with a client: {error}"),
+        }
+    }
+
+    async fn serve(self, connection: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) {
+        let mut builder = http2::Builder::new(TokioExecutor::new());
+        builder
+            .timer(TokioTimer::new())
+            .max_pending_accept_reset_streams(MOST_PENDING_RESETS)
+            .max_concurrent_streams(MOST_STREAMS)
+            .keep_alive_interval(KEEPALIVE_INTERVAL);
+        let service = TowerToHyperService::new(Patience(self.routes));
+        let mut serving = pin!(builder.serve_connection(TokioIo::new(connection), service));
+        // How a connection ends is its client's affair.
+        tokio::select! {
+            _ = serving.as_mut() => {}
+            () = http::closed(self.closed) => {
+                serving.as_mut().graceful_shutdown();
+                let _ = serving.await;
+            }
+            () = grown_old(self.age) => {
+                serving.as_mut().graceful_shutdown();
+                let grace = self.age.map_or(Duration::MAX, |age| age.grace);
+                let _ = timeout(grace, serving).await;
+            }
+        }
+    }
+}
+
+/// Waits until a connection that starts now is too old: up to a tenth more or less than the age, so that connections that
+/// were made together do not end together.
+async fn grown_old(age: Option<ConnectionAge>) {
+    match age {
+        Some(ConnectionAge { most, .. }) => {
+            // As random as the seed of the hasher.
+            let random = (RandomState::new().hash_one(0) >> 11) as f64 / (1u64 << 53) as f64;
+            sleep(most.mul_f64(0.9 + 0.2 * random)).await;
+        }
+        None => std::future::pending().await,
+    }
+}
