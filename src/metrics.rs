@@ -42,6 +42,8 @@ pub struct Metrics {
     service: Service,
     response_time: Histogram,
     health_checks: AtomicU64,
+    connections: AtomicU64,
+    ended_connections: AtomicU64,
     /// Hits that were refused for a ban.
     banned_hits: Striped<AtomicU64>,
 }
@@ -93,6 +95,8 @@ impl Metrics {
             service: Service::default(),
             response_time: Histogram::default(),
             health_checks: AtomicU64::default(),
+            connections: AtomicU64::default(),
+            ended_connections: AtomicU64::default(),
             banned_hits: Striped::default(),
         }
     }
@@ -134,6 +138,12 @@ impl Metrics {
     /// Counts a question about health over gRPC.
     pub fn note_health_check(&self) {
         self.health_checks.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts a connection to the gRPC port, which is open as long as what comes back is kept.
+    pub fn note_connection(self: &Arc<Self>) -> OpenConnection {
+        self.connections.fetch_add(1, Ordering::Relaxed);
+        OpenConnection(Arc::clone(self))
     }
 
     /// Counts a call over gRPC, and how long it took.
@@ -220,6 +230,13 @@ impl Metrics {
             "tollgate.banned_hits_total".to_owned(),
             banned_hits.sum(),
         ));
+        let connections = self.connections.load(Ordering::Relaxed);
+        let ended = self.ended_connections.load(Ordering::Relaxed);
+        samples.push(counter("tollgate.grpc_connections_total".to_owned(), connections));
+        samples.push(gauge(
+            "tollgate.grpc_connections",
+            connections.saturating_sub(ended),
+        ));
         samples.push(gauge(
             "tollgate.config_load_time_seconds",
             self.config_load_time(),
@@ -278,6 +295,16 @@ impl Metrics {
             ),
         ]);
         samples
+    }
+}
+
+/// A connection that is counted as open.
+#[derive(Debug)]
+pub struct OpenConnection(Arc<Metrics>);
+
+impl Drop for OpenConnection {
+    fn drop(&mut self) {
+        self.0.ended_connections.fetch_add(1, Ordering::Relaxed);
     }
 }
 

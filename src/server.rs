@@ -27,6 +27,7 @@ use tonic::{Code, Request, Status};
 use tower::util::MapResponseLayer;
 use tracing::warn;
 
+use self::grpc::GrpcPort;
 use self::listener::Listener;
 use self::looks::Looks;
 use self::snapshots::Snapshots;
@@ -291,8 +292,14 @@ impl Server {
 
         let (routes, health_shown) = grpc_routes(rls.clone(), &health, &clock).await?;
         let mut tasks = JoinSet::new();
-        let age = config.grpc.max_connection_age;
-        tasks.spawn(grpc::serve(ports.grpc, routes, grpc_tls, age, closed.clone()));
+        let grpc = GrpcPort {
+            routes: routes.prepare(),
+            tls: grpc_tls,
+            age: config.grpc.max_connection_age,
+            metrics: Arc::clone(&shown.metrics),
+            closed: closed.clone(),
+        };
+        tasks.spawn(grpc.run(ports.grpc));
         tasks.spawn(http_port::serve(
             ports.http,
             http::routes(rls, shown.clone()),

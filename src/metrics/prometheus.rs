@@ -271,6 +271,8 @@ fn help(name: &str) -> &'static str {
         "tollgate_config_load_time_seconds" => "When the rules in force were loaded, in seconds since 1970.",
         "tollgate_certificate_expiry_seconds" => "When a port's certificate expires, in seconds since 1970.",
         "tollgate_certificate_load_errors_total" => "Changed certificates of a port that could not be used.",
+        "tollgate_grpc_connections" => "Open connections to the gRPC port.",
+        "tollgate_grpc_connections_total" => "Connections to the gRPC port.",
         "tollgate_counters" => "Counters that are held.",
         "tollgate_counters_capacity" => "Counters for which there is room.",
         "tollgate_counters_bytes" => "Memory of the tables of counters in bytes.",

@@ -9,10 +9,13 @@ use futures_util::stream::{self, Stream};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::watch;
 use tokio::time::{Sleep, sleep, timeout};
-use tracing::warn;
+use tokio_rustls::server::TlsStream;
+use tokio_util::either::Either;
+use tracing::{debug, warn};
 
 use super::listener::{Listener, Socket};
 use crate::http;
+use crate::tls::Tls;
 
 /// How long to wait when no connection can be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -21,7 +24,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const OPENING_PATIENCE: Duration = Duration::from_secs(10);
 
 /// How long a client may take to agree on TLS.
-pub(super) const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(10);
+const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(10);
 
 /// How long a client may leave an answer unread that no more can be written.
 const READING_PATIENCE: Duration = Duration::from_secs(30);
@@ -56,6 +59,24 @@ pub(super) fn connections(
             Some((connection, (listener, is_failing)))
         }
     })
+}
+
+/// The connection as its port speaks: with TLS if there is any. `None` if the client does not agree on it.
+pub(super) async fn secured(
+    connection: Connection,
+    tls: Option<&Tls>,
+) -> Option<Either<Connection, TlsStream<Connection>>> {
+    let Some(tls) = tls else {
+        return Some(Either::Left(connection));
+    };
+    let agreed = timeout(HANDSHAKE_PATIENCE, tls.acceptor().accept(connection)).await;
+    match agreed.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
+        Ok(connection) => Some(Either::Right(connection)),
+        Err(error) => {
+            debug!(%error, "no TLS with a client: {error}");
+            None
+        }
+    }
 }
 
 async fn accept(listener: &Listener, is_failing: &mut bool) -> Socket {

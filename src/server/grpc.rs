@@ -1,6 +1,5 @@
 //! The gRPC port: HTTP/2 connections, each served by a task of its own until it ends, is too old, or everything closes.
 
-use std::io;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,19 +9,18 @@ use futures_util::stream::StreamExt as _;
 use hyper::server::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tonic::service::Routes;
-use tracing::debug;
 
 use super::ServerError;
-use super::connection::{HANDSHAKE_PATIENCE, connections};
+use super::connection::{Connection, connections, secured};
 use super::listener::Listener;
 use super::patience::Patience;
 use crate::config::ConnectionAge;
 use crate::http;
+use crate::metrics::Metrics;
 use crate::tls::Tls;
 
 /// How many streams a client may reset before the server has taken them up. Envoy resets every call that timed out while
@@ -38,59 +36,43 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(60);
 /// What an HTTP/2 client says first: the connection preface of RFC 9113, section 3.4.
 const HTTP2_OPENING: usize = 24;
 
-/// Serves calls until everything is to close and those under way are answered.
-pub(super) async fn serve(
-    listener: Listener,
-    routes: Routes,
-    tls: Option<Arc<Tls>>,
-    age: Option<ConnectionAge>,
-    closed: watch::Receiver<bool>,
-) -> Result<(), ServerError> {
-    let port = Port {
-        routes: routes.prepare(),
-        tls,
-        age,
-        closed: closed.clone(),
-    };
-    let mut serving = JoinSet::new();
-    let connections = connections(listener, HTTP2_OPENING, closed.clone()).take_until(http::closed(closed));
-    let mut connections = pin!(connections);
-    loop {
-        tokio::select! {
-            connection = connections.next() => match connection {
-                Some(connection) => drop(serving.spawn(port.clone().accept(connection))),
-                None => break,
-            },
-            // Forgets connections that have ended.
-            Some(_) = serving.join_next() => {}
-        }
-    }
-    while serving.join_next().await.is_some() {}
-    Ok(())
-}
-
-/// What a connection is served with.
+/// What connections are served with.
 #[derive(Clone)]
-struct Port {
-    routes: Routes,
-    tls: Option<Arc<Tls>>,
-    age: Option<ConnectionAge>,
-    closed: watch::Receiver<bool>,
+pub(super) struct GrpcPort {
+    pub(super) routes: Routes,
+    pub(super) tls: Option<Arc<Tls>>,
+    pub(super) age: Option<ConnectionAge>,
+    pub(super) metrics: Arc<Metrics>,
+    pub(super) closed: watch::Receiver<bool>,
 }
 
-impl Port {
-    async fn accept(self, connection: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) {
-        let Some(tls) = &self.tls else {
-            return self.serve(connection).await;
-        };
-        let handshake = timeout(HANDSHAKE_PATIENCE, tls.acceptor().accept(connection)).await;
-        match handshake.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
-            Ok(connection) => self.serve(connection).await,
-            Err(error) => debug!(%error, "no TLS with a client: {error}"),
+impl GrpcPort {
+    /// Serves calls until everything is to close and those under way are answered.
+    pub(super) async fn run(self, listener: Listener) -> Result<(), ServerError> {
+        let mut serving = JoinSet::new();
+        let closed = self.closed.clone();
+        let connections =
+            connections(listener, HTTP2_OPENING, closed.clone()).take_until(http::closed(closed));
+        let mut connections = pin!(connections);
+        loop {
+            tokio::select! {
+                connection = connections.next() => match connection {
+                    Some(connection) => drop(serving.spawn(self.clone().serve(connection))),
+                    None => break,
+                },
+                // Forgets connections that have ended.
+                Some(_) = serving.join_next() => {}
+            }
         }
+        while serving.join_next().await.is_some() {}
+        Ok(())
     }
 
-    async fn serve(self, connection: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) {
+    async fn serve(self, connection: Connection) {
+        let _open = self.metrics.note_connection();
+        let Some(connection) = secured(connection, self.tls.as_deref()).await else {
+            return;
+        };
         let mut builder = http2::Builder::new(TokioExecutor::new());
         builder
             .timer(TokioTimer::new())

@@ -1,6 +1,5 @@
 //! The HTTP ports: HTTP/1.1 and HTTP/2, for probes, Prometheus and people.
 
-use std::io;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,14 +9,12 @@ use futures_util::stream::StreamExt as _;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
-use tokio::time::timeout;
-use tracing::{debug, warn};
+use tracing::warn;
 
 use super::ServerError;
-use super::connection::{HANDSHAKE_PATIENCE, connections};
+use super::connection::{Connection, connections, secured};
 use super::listener::Listener;
 use crate::http;
 use crate::tls::Tls;
@@ -64,7 +61,7 @@ pub(super) async fn serve(
         was_full = false;
         let port = port.clone();
         serving.spawn(async move {
-            port.accept(connection).await;
+            port.serve(connection).await;
             drop(place);
         });
     }
@@ -83,18 +80,10 @@ struct Port {
 }
 
 impl Port {
-    async fn accept(self, connection: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) {
-        let Some(tls) = &self.tls else {
-            return self.serve(connection).await;
+    async fn serve(self, connection: Connection) {
+        let Some(connection) = secured(connection, self.tls.as_deref()).await else {
+            return;
         };
-        let handshake = timeout(HANDSHAKE_PATIENCE, tls.acceptor().accept(connection)).await;
-        match handshake.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
-            Ok(connection) => self.serve(connection).await,
-            Err(error) => debug!(%error, "no TLS with a client: {error}"),
-        }
-    }
-
-    async fn serve(self, connection: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) {
         let mut builder = auto::Builder::new(TokioExecutor::new());
         builder
             .http1()

@@ -61,6 +61,14 @@ class Tollgate:
         line = re.compile(rf"listening for {what} on 127\.0\.0\.1:(\d+)")
         return int(wait_for(lambda: line.search(self.log.read_text()), f"the {what} port")[1])
 
+    def metric(self, name):
+        """The value of a metric without labels."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.http, timeout=5)
+        connection.request("GET", "/metrics")
+        page = connection.getresponse().read().decode()
+        connection.close()
+        return float(re.search(rf"^{name} (.*)$", page, re.M)[1])
+
     def signal(self, number):
         self.process.send_signal(number)
 
