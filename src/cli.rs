@@ -3,6 +3,7 @@
 mod control_group;
 mod server_settings;
 mod settings;
+mod stats_settings;
 mod values;
 
 use std::env;

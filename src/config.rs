@@ -18,6 +18,7 @@ pub(crate) use self::diagnostic::nearest;
 pub use self::diagnostic::{Diagnostic, Diagnostics, Severity};
 use self::file::Loaded;
 use self::source::{SourceError, SourceFile};
+use crate::metrics::statsd::Lines;
 use crate::tls::TlsConfig;
 
 /// The rules of a server that was given none.
@@ -189,6 +190,8 @@ pub struct ServerConfig {
     pub debug: Option<Listen>,
     /// The port that Prometheus reads, if it has one of its own.
     pub prometheus: Option<PrometheusConfig>,
+    /// Where statsd is, if it is told anything.
+    pub statsd: Option<StatsdConfig>,
     /// How often it is looked whether rules and certificates have changed.
     pub look_interval: Duration,
     /// How long the server goes on serving after it has said that it is not ready.
@@ -226,6 +229,32 @@ pub struct PrometheusConfig {
     pub listen: Listen,
     /// The path of the page.
     pub path: String,
+}
+
+/// Where statsd is, and what it is told.
+#[derive(Debug, Clone)]
+pub struct StatsdConfig {
+    /// Name or address.
+    pub host: String,
+    /// Port.
+    pub port: u16,
+    /// How it is reached.
+    pub protocol: Protocol,
+    /// How often it is told what has been added.
+    pub flush_interval: Duration,
+    /// How lines look.
+    pub lines: Lines,
+    /// Somebody has asked for it, and wants to know when it cannot be reached.
+    pub is_asked_for: bool,
+}
+
+/// A transport protocol.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Protocol {
+    /// A stream of lines.
+    Tcp,
+    /// Packets of lines.
+    Udp,
 }
 
 /// Where connections come in.

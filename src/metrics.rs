@@ -2,10 +2,11 @@
 //! the store and the events have come to.
 //!
 //! Counting is cheap and always on. [`Metrics::samples`] has everything under its internal name, such as
-//! `ratelimit.service.rate_limit.shop.user.total_hits`, from which [`prometheus`] makes what it shows.
+//! `ratelimit.service.rate_limit.shop.user.total_hits`, from which [`prometheus`] and [`statsd`] make what they tell.
 
 mod histogram;
 pub mod prometheus;
+pub mod statsd;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};

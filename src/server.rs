@@ -8,6 +8,7 @@ mod listener;
 mod looks;
 mod patience;
 mod snapshots;
+mod statsd;
 mod sweep;
 
 use std::net::SocketAddr;
@@ -309,6 +310,9 @@ impl Server {
         if let (Some(listener), Some(prometheus)) = (ports.prometheus, &config.prometheus) {
             let routes = http::prometheus_routes(&prometheus.path, shown.clone());
             tasks.spawn(http_port::serve(listener, routes, None, closed.clone()));
+        }
+        if let Some(statsd) = config.statsd {
+            tasks.spawn(statsd::run(statsd, shown.clone(), closed.clone()));
         }
         if let Some(listener) = ports.debug {
             let routes = http::debug_routes(shown);

@@ -6,8 +6,9 @@ use std::time::Duration;
 use clap::Args;
 use rustls::pki_types::ServerName;
 
+use super::stats_settings::StatsSettings;
 use super::values;
-use crate::config::{ConnectionAge, GrpcConfig, Listen, PrometheusConfig, ServerConfig, SnapshotConfig};
+use crate::config::{ConnectionAge, GrpcConfig, Listen, ServerConfig, SnapshotConfig};
 use crate::tls::TlsConfig;
 
 /// How often it is looked whether files have changed: some system calls each time.
@@ -66,7 +67,7 @@ pub(super) struct ServerSettings {
     #[command(flatten)]
     tls: TlsSettings,
     #[command(flatten)]
-    prometheus: PrometheusSettings,
+    stats: StatsSettings,
 }
 
 impl ServerSettings {
@@ -87,7 +88,8 @@ impl ServerSettings {
             http: tcp(&self.host, self.port),
             http_tls: self.tls.of_http()?,
             debug: Some(tcp(&self.debug_host, self.debug_port)),
-            prometheus: self.prometheus.to_config(),
+            prometheus: self.stats.prometheus(),
+            statsd: self.stats.statsd()?,
             look_interval: LOOK_INTERVAL,
             shutdown_linger: self.shutdown_linger,
             shutdown_grace: self.shutdown_grace,
@@ -186,34 +188,8 @@ impl TlsSettings {
     }
 }
 
-/// The port that Prometheus reads.
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Metrics and events")]
-struct PrometheusSettings {
-    /// Show metrics on a port of their own as well
-    #[arg(long, env, value_name = "BOOL", value_parser = values::boolean, default_value = "false",
-          num_args = 0..=1, require_equals = true, default_missing_value = "true")]
-    use_prometheus: bool,
-    /// Address of that port
-    #[arg(long, env, value_name = "ADDRESS:PORT", value_parser = values::address_and_port, default_value = ":9090")]
-    prometheus_addr: (String, u16),
-    /// Path of the page on that port
-    #[arg(long, env, value_name = "PATH", value_parser = values::url_path, default_value = "/metrics")]
-    prometheus_path: String,
-}
-
-impl PrometheusSettings {
-    fn to_config(&self) -> Option<PrometheusConfig> {
-        let (host, port) = &self.prometheus_addr;
-        self.use_prometheus.then(|| PrometheusConfig {
-            listen: tcp(host, *port),
-            path: self.prometheus_path.clone(),
-        })
-    }
-}
-
 /// An empty address means every address, as in Go; an IPv6 address may stand in brackets.
-fn tcp(host: &str, port: u16) -> Listen {
+pub(super) fn tcp(host: &str, port: u16) -> Listen {
     let bare = host
         .strip_prefix('[')
         .and_then(|host| host.strip_suffix(']'))

@@ -25,13 +25,11 @@ const DEFAULT_RUNTIME_ROOT: &str = "/srv/runtime_data/current";
 
 /// Variables of envoyproxy/ratelimit whose effect does not exist here: what they ask for goes without saying, is no concern of
 /// counters in memory, or is not there yet.
-const WITHOUT_EFFECT: [&str; 19] = [
+const WITHOUT_EFFECT: [&str; 14] = [
     "BACKEND_TYPE",
     "CACHE_KEY_PREFIX",
     "CONFIG_GRPC_XDS_SERVER_URL",
-    "DISABLE_STATS",
     "EXPIRATION_JITTER_MAX_SECONDS",
-    "EXTRA_TAGS",
     "LOCAL_CACHE_SIZE_IN_BYTES",
     "MEMCACHE_HOST_PORT",
     "MEMCACHE_SRV",
@@ -41,10 +39,7 @@ const WITHOUT_EFFECT: [&str; 19] = [
     "REDIS_SOCKET_TYPE",
     "REDIS_TYPE",
     "REDIS_URL",
-    "STATSD_HOST",
     "TRACING_ENABLED",
-    "USE_DOG_STATSD",
-    "USE_STATSD",
 ];
 
 /// Variables of envoyproxy/ratelimit that must not be ignored: who sets them to anything but this expects a server that is

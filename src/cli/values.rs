@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytesize::ByteSize;
 use tracing::level_filters::LevelFilter;
 
-use crate::config::go;
+use crate::config::{Protocol, go};
 use crate::events::Sink;
 use crate::store::memory::FullPolicy;
 use crate::telemetry::LogFormat;
@@ -40,6 +40,30 @@ pub(super) fn address_and_port(text: &str) -> Result<(String, u16), String> {
     text.rsplit_once(':')
         .and_then(|(address, port)| Some((address.to_owned(), port.parse().ok()?)))
         .ok_or_else(|| "write an address and a port, such as :9090 or 127.0.0.1:9090".into())
+}
+
+pub(super) fn protocol(text: &str) -> Result<Protocol, String> {
+    match text {
+        "tcp" => Ok(Protocol::Tcp),
+        "udp" => Ok(Protocol::Udp),
+        _ => Err("write tcp or udp".into()),
+    }
+}
+
+/// Names and values.
+#[derive(Debug, Clone)]
+pub(super) struct Pairs(pub(super) Vec<(String, String)>);
+
+/// `name:value` with commas between them, as in Go.
+pub(super) fn pairs(text: &str) -> Result<Pairs, String> {
+    let pairs = text.split(',').filter(|pair| !pair.is_empty()).map(|pair| {
+        let (name, value) = pair
+            .split_once(':')
+            .filter(|(_, value)| !value.contains(':'))
+            .ok_or("write name:value pairs with commas between them")?;
+        Ok((name.to_owned(), value.to_owned()))
+    });
+    pairs.collect::<Result<_, String>>().map(Pairs)
 }
 
 pub(super) fn url_path(text: &str) -> Result<String, String> {

@@ -90,6 +90,21 @@ impl Observed {
             .filter(move |(bound, _)| *bound >= least)
             .map(|(bound, count)| (bound.as_secs_f64(), count))
     }
+
+    /// The whole milliseconds at the lower end of each bucket, each with what was added to it since `earlier`.
+    pub(super) fn milliseconds_since(&self, earlier: &Observed) -> Vec<(u64, u64)> {
+        let lower = std::iter::once(0).chain(BOUNDS.into_iter().map(|bound| bound / 1_000_000));
+        let mut added: Vec<(u64, u64)> = Vec::new();
+        for ((milliseconds, bucket), before) in lower.zip(self.buckets).zip(earlier.buckets) {
+            let count = bucket.saturating_sub(before);
+            match added.last_mut() {
+                Some((last, sum)) if *last == milliseconds => *sum += count,
+                _ => added.push((milliseconds, count)),
+            }
+        }
+        added.retain(|(_, count)| *count > 0);
+        added
+    }
 }
 
 #[cfg(test)]
@@ -109,5 +124,10 @@ mod tests {
         assert_eq!(coarse.len(), 11);
         assert_eq!(coarse[0], (0.005, 3));
         assert_eq!(coarse[10], (10.0, 4));
+        assert_eq!(
+            observed.milliseconds_since(&Observed::default()),
+            [(0, 2), (2, 1), (5, 1), (10_000, 1)]
+        );
+        assert_eq!(observed.milliseconds_since(&observed), []);
     }
 }

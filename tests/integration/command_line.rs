@@ -307,9 +307,20 @@ fn what_cannot_be_ignored_is_refused_and_the_rest_is_named_once() {
             "GRPC_SERVER_TLS_CERT does not say where the file is",
         ),
         ("CONFIG_TYPE", "GRPC_XDS_SOTW", "CONFIG_TYPE is set"),
+        ("USE_STATSD", "true", "USE_STATSD and USE_PROMETHEUS are on"),
+        (
+            "USE_DOG_STATSD_MOGRIFIERS",
+            "a",
+            "DOG_STATSD_MOGRIFIER_A_PATTERN is not set",
+        ),
     ] {
         let mut command = tollgate(&["serve"]);
         command.env(variable, value);
+        match variable {
+            "USE_STATSD" => command.env("USE_PROMETHEUS", "true"),
+            "USE_DOG_STATSD_MOGRIFIERS" => command.env("USE_DOG_STATSD", "true"),
+            _ => &mut command,
+        };
         let (code, _, err) = run(command);
         assert_eq!(code, 1);
         assert!(err.contains(expected), "{err}");
@@ -323,7 +334,7 @@ fn what_cannot_be_ignored_is_refused_and_the_rest_is_named_once() {
         ],
     );
     let line = served.line_with("without effect");
-    assert!(line.contains("REDIS_URL, USE_STATSD\""), "{line}");
+    assert!(line.contains(": REDIS_URL\""), "{line}");
 }
 
 #[test]

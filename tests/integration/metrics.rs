@@ -1,14 +1,20 @@
 //! What operators measure, over HTTP.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use tokio::io::AsyncReadExt as _;
+use tokio::net::{TcpListener, UdpSocket};
+use tollgate::config::{Protocol, StatsdConfig};
 use tollgate::limiter::{Limiter, LimiterConfig};
 use tollgate::metrics::Metrics;
+use tollgate::metrics::statsd::{Format, Lines};
 use tollgate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride;
 use tollgate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use tollgate::server::Parts;
+use tollgate::shutdown::Stop;
 
-use crate::support::{TestServer, http, parts, request, rules, server_config};
+use crate::support::{TestServer, http, parts, request, rules, server_config, wait_until};
 
 const RULES: &str = "
 domain: shop
@@ -220,4 +226,80 @@ async fn totals_by_many_clients_are_exact() {
             [format!("{line}{{domain=\"shop\",key1=\"user\"}} {expected}")]
         );
     }
+}
+
+// === statsd ===
+
+fn statsd(address: std::net::SocketAddr, protocol: Protocol) -> StatsdConfig {
+    StatsdConfig {
+        host: address.ip().to_string(),
+        port: address.port(),
+        protocol,
+        flush_interval: Duration::from_millis(50),
+        lines: Lines {
+            format: Format::Statsd,
+            tags: Vec::new(),
+        },
+        is_asked_for: true,
+    }
+}
+
+async fn server_with_statsd(statsd: StatsdConfig) -> TestServer {
+    let parts = parts(Limiter::new(LimiterConfig::default()));
+    let mut matcher = rules(RULES);
+    parts.metrics.adopt(&mut matcher);
+    parts.limiter.set_matcher(matcher);
+    let mut config = server_config();
+    config.statsd = Some(statsd);
+    TestServer::start_parts(config, parts).await
+}
+
+/// How much the counter grows by these lines.
+fn growth(lines: &str, counter: &str) -> u64 {
+    let prefix = format!("{counter}:");
+    lines
+        .lines()
+        .filter_map(|line| line.strip_prefix(&prefix)?.strip_suffix("|c"))
+        .map(|count| count.parse::<u64>().unwrap())
+        .sum()
+}
+
+const HITS: &str = "ratelimit.service.rate_limit.shop.user.total_hits";
+
+#[tokio::test]
+async fn what_statsd_could_not_be_told_is_told_once_it_is_there() {
+    // A port on which nobody listens yet.
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    drop(listener);
+    let server = server_with_statsd(statsd(address, Protocol::Tcp)).await;
+    ask(&server, (0..7).map(|_| request("shop", &["user=a"]))).await;
+    let listener = TcpListener::bind(address).await.unwrap();
+    let (mut stream, _) = listener.accept().await.unwrap();
+    ask(&server, (0..3).map(|_| request("shop", &["user=a"]))).await;
+    server.ask_to_stop(Stop::Soon).await;
+    server.ended().await.unwrap();
+    let mut received = String::new();
+    stream.read_to_string(&mut received).await.unwrap();
+    assert_eq!(growth(&received, HITS), 10, "{received}");
+    assert!(
+        received.contains("ratelimit_server.ShouldRateLimit.response_time:0|ms"),
+        "{received}"
+    );
+    assert!(received.contains("\ntollgate.counters:1|g\n"), "{received}");
+}
+
+#[tokio::test]
+async fn statsd_can_be_told_in_packets() {
+    let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let server = server_with_statsd(statsd(socket.local_addr().unwrap(), Protocol::Udp)).await;
+    ask(&server, (0..7).map(|_| request("shop", &["user=a"]))).await;
+    let (mut hits, mut packet) = (0, vec![0; 65_536]);
+    wait_until("all hits", async || {
+        let length = socket.recv(&mut packet).await.unwrap();
+        assert!(length <= 1_432);
+        hits += growth(std::str::from_utf8(&packet[..length]).unwrap(), HITS);
+        hits == 7
+    })
+    .await;
 }

@@ -207,6 +207,7 @@ pub(crate) fn server_config() -> ServerConfig {
         http_tls: None,
         debug: Some(free_port()),
         prometheus: None,
+        statsd: None,
         look_interval: Duration::from_millis(20),
         shutdown_linger: Duration::ZERO,
         shutdown_grace: Duration::from_secs(30),
