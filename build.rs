@@ -26,6 +26,14 @@ fn main() -> Result<(), Box<dyn Error>> {
         .include_file("protos.rs")
         .compile_fds(descriptors.clone())?;
 
+    let files = [
+        "envoy/service/discovery/v3/ads.proto",
+        "ratelimit/config/ratelimit/v3/rls_conf.proto",
+    ];
+    tonic_prost_build::configure()
+        .include_file("xds_protos.rs")
+        .compile_fds(protox::compile(files, ["proto"])?)?;
+
     let out = PathBuf::from(env::var("OUT_DIR")?).join("official_descriptors.bin");
     fs::write(out, with_official_strings(descriptors).encode_to_vec())?;
     Ok(())

@@ -5,6 +5,7 @@ mod server_settings;
 mod settings;
 mod stats_settings;
 mod values;
+mod xds_settings;
 
 use std::env;
 use std::ffi::OsString;
@@ -19,6 +20,7 @@ use std::sync::Arc;
 use anyhow::{Context as _, bail};
 use clap::error::{ContextKind, ContextValue};
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+use futures_util::stream::StreamExt as _;
 use indicatif::{ProgressBar, ProgressStyle};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tracing::warn;
@@ -27,6 +29,7 @@ use self::server_settings::ServerSettings;
 use self::settings::{
     DecisionSettings, LogSettings, MemorySettings, ObserverSettings, RuleFileSettings, RuleSettings,
 };
+use self::xds_settings::XdsSettings;
 use crate::clock::Clock;
 use crate::config::file::Loaded;
 use crate::config::{Listen, LoadError, RulesConfig, RulesSource, ServerConfig, SnapshotConfig, nearest};
@@ -37,9 +40,10 @@ use crate::rate_limit::Charge;
 use crate::reload::Reloader;
 use crate::replay::{Replay, Reply};
 use crate::rule::{Level, Rule};
-use crate::server::{Parts, Server, observers};
+use crate::server::{Parts, RulesFrom, Server, observers};
 use crate::shutdown::Signals;
 use crate::store::snapshot::{Snapshot, SnapshotError, SnapshotFile};
+use crate::xds::{XdsClient, XdsConfig};
 
 /// The exit code of a command line that cannot be used.
 const USAGE: u8 = 2;
@@ -68,6 +72,8 @@ enum Command {
 struct Serve {
     #[command(flatten)]
     rules: RuleSettings,
+    #[command(flatten)]
+    xds: XdsSettings,
     #[command(flatten)]
     decisions: DecisionSettings,
     #[command(flatten)]
@@ -273,10 +279,22 @@ impl Serve {
     fn run(self) -> anyhow::Result<ExitCode> {
         let _guard = self.log.init();
         raise_limit_of_connections();
-        if let Some(variable) = settings::unsupported() {
-            bail!("{variable} is set, and what it asks for is not supported; take it out to start without");
-        }
         let config = self.server.to_config().map_err(anyhow::Error::msg)?;
+        let xds = self.xds.to_config(self.rules.merge_domains());
+        let ignored = settings::without_effect().join(", ");
+        if !ignored.is_empty() {
+            warn!(
+                variables = ignored,
+                "environment variables without effect: {ignored}"
+            );
+        }
+        match xds.map_err(anyhow::Error::msg)? {
+            Some(xds) => self.run_with_xds(config, xds),
+            None => self.run_with_files(config),
+        }
+    }
+
+    fn run_with_files(self, config: ServerConfig) -> anyhow::Result<ExitCode> {
         let rules = self.rules.to_config();
         // Watched from before they are loaded, so that no change is missed.
         let reloader = Reloader::new(rules.clone());
@@ -289,41 +307,44 @@ impl Serve {
             }
             Err(fault) => Err(fault),
         };
-        let ignored = settings::without_effect().join(", ");
-        if !ignored.is_empty() {
-            warn!(
-                variables = ignored,
-                "environment variables without effect: {ignored}"
-            );
-        }
         let parts = Parts {
-            reloader: Some(reloader),
+            rules: Some(RulesFrom::Files(reloader)),
             ..self.parts(&config)?
         };
-
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .enable_all()
-            .build()
-            .context("cannot start the runtime")?;
-        runtime.block_on(async {
+        run(async {
             let signals = Signals::listen().context("cannot listen for signals")?;
-            let (in_force, room) = (parts.in_force(), parts.limiter.store().capacity());
-            let grpc = config.grpc.listen.clone();
-            let server = Server::bind(config, parts).await?;
-            tell_of_ports(&server, &grpc);
+            let in_force = parts.in_force();
+            let server = bind(config, parts).await?;
             match loaded {
                 Ok(loaded) => in_force.put(loaded),
                 Err(fault) => in_force.refuse(&fault),
             }
-            warn!(counters = room, "there is room for {room} counters");
             if matches!(rules.source, RulesSource::Example) {
                 tell(example_hint(&server));
             }
             anyhow::Ok(server.run(signals.into_stream()).await?)
-        })?;
-        // Connections that outlasted the grace time do not hold up the end.
-        runtime.shutdown_background();
-        Ok(ExitCode::SUCCESS)
+        })
+    }
+
+    fn run_with_xds(self, config: ServerConfig, xds: XdsConfig) -> anyhow::Result<ExitCode> {
+        let parts = self.parts(&config)?;
+        run(async {
+            let signals = Signals::listen().context("cannot listen for signals")?;
+            let mut stops = Box::pin(signals.into_stream());
+            let mut client = XdsClient::new(xds, parts.in_force());
+            if !self.rules.may_start_without() {
+                tokio::select! {
+                    () = client.wait_for_rules() => {}
+                    _ = stops.next() => return Ok(()),
+                }
+            }
+            let parts = Parts {
+                rules: Some(RulesFrom::Xds(client)),
+                ..parts
+            };
+            let server = bind(config, parts).await?;
+            anyhow::Ok(server.run(stops).await?)
+        })
     }
 
     /// All parts, with the counters of the last snapshot if there is one, and without rules.
@@ -346,11 +367,32 @@ impl Serve {
     }
 }
 
+/// Runs the server to its end.
+fn run(serve: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?;
+    runtime.block_on(serve)?;
+    // Connections that outlasted the grace time do not hold up the end.
+    runtime.shutdown_background();
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Opens the ports, and says where they are.
+async fn bind(config: ServerConfig, parts: Parts) -> anyhow::Result<Server> {
+    let (grpc, room) = (config.grpc.listen.clone(), parts.limiter.store().capacity());
+    let server = Server::bind(config, parts).await?;
+    tell_of_ports(&server, &grpc);
+    warn!(counters = room, "there is room for {room} counters");
+    Ok(server)
+}
+
 fn tell_of_ports(server: &Server, grpc: &Listen) {
-    match server.grpc_address() {
-        Some(grpc) => warn!(%grpc, "listening for gRPC on {grpc}"),
-        None => warn!(%grpc, "listening for gRPC on {grpc}"),
-    }
+    let grpc = server
+        .grpc_address()
+        .map_or_else(|| grpc.to_string(), |address| address.to_string());
+    warn!(grpc, "listening for gRPC on {grpc}");
     let others = [
         ("HTTP", server.http_address()),
         ("debugging", server.debug_address()),

@@ -39,3 +39,4 @@ mod striped;
 pub mod telemetry;
 pub mod tls;
 pub mod top;
+pub mod xds;

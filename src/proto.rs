@@ -4,6 +4,11 @@
 
 include!(concat!(env!("OUT_DIR"), "/protos.rs"));
 
+/// The types with which rules are asked for over xDS.
+pub mod xds {
+    include!(concat!(env!("OUT_DIR"), "/xds_protos.rs"));
+}
+
 /// A serialized `FileDescriptorSet` of `proto/` in which `domain`, `key` and `value` are `string`, as in the official
 /// protos; the types here have bytes there.
 pub const OFFICIAL_DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/official_descriptors.bin"));

@@ -48,6 +48,7 @@ use crate::shutdown::Stop;
 use crate::store::snapshot::SnapshotFile;
 use crate::tls::{TlsConfig, TlsError, TlsWatch};
 use crate::top::Top;
+use crate::xds::XdsClient;
 
 /// How long the last snapshot may take to write.
 const SNAPSHOT_PATIENCE: Duration = Duration::from_secs(30);
@@ -91,10 +92,19 @@ pub struct Parts {
     pub top: Option<Arc<Top>>,
     /// Whether traffic is wanted.
     pub health: Health,
-    /// Rules that are loaded again when their files change, if there are any.
-    pub reloader: Option<Reloader>,
+    /// Where rules come from as long as the server runs, if they are not what they are for good.
+    pub rules: Option<RulesFrom>,
     /// Says what time it is.
     pub clock: Arc<Clock>,
+}
+
+/// Where rules come from.
+#[derive(Debug)]
+pub enum RulesFrom {
+    /// Files that may change.
+    Files(Reloader),
+    /// An xDS server.
+    Xds(XdsClient),
 }
 
 impl Parts {
@@ -107,7 +117,7 @@ impl Parts {
             events: None,
             top: None,
             health: Health::default(),
-            reloader: None,
+            rules: None,
         }
     }
 
@@ -265,7 +275,7 @@ impl Server {
             events,
             top,
             health,
-            reloader,
+            rules,
             clock,
         } = parts;
         let rls = Rls::new(Arc::clone(&limiter), Arc::clone(&clock), Arc::clone(&metrics));
@@ -284,6 +294,11 @@ impl Server {
         };
         let grpc_tls = ports.grpc_tls.as_ref().map(TlsWatch::tls);
         let http_tls = ports.http_tls.as_ref().map(TlsWatch::tls);
+        let (reloader, xds) = match rules {
+            Some(RulesFrom::Files(reloader)) => (Some(reloader), None),
+            Some(RulesFrom::Xds(client)) => (None, Some(client)),
+            None => (None, None),
+        };
         let looks = Looks {
             interval: config.look_interval,
             rules: reloader,
@@ -324,6 +339,16 @@ impl Server {
             Ok(())
         });
         tasks.spawn(looks.run(closed.clone()));
+        if let Some(client) = xds {
+            let end = http::closed(closed.clone());
+            tasks.spawn(async {
+                tokio::select! {
+                    () = client.run() => {}
+                    () = end => {}
+                }
+                Ok(())
+            });
+        }
         if let Some(snapshots) = snapshots {
             tasks.spawn(snapshots.run(closed.clone()));
         }

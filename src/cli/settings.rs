@@ -25,10 +25,9 @@ const DEFAULT_RUNTIME_ROOT: &str = "/srv/runtime_data/current";
 
 /// Variables of envoyproxy/ratelimit whose effect does not exist here: what they ask for goes without saying, is no concern of
 /// counters in memory, or is not there yet.
-const WITHOUT_EFFECT: [&str; 14] = [
+const WITHOUT_EFFECT: [&str; 13] = [
     "BACKEND_TYPE",
     "CACHE_KEY_PREFIX",
-    "CONFIG_GRPC_XDS_SERVER_URL",
     "EXPIRATION_JITTER_MAX_SECONDS",
     "LOCAL_CACHE_SIZE_IN_BYTES",
     "MEMCACHE_HOST_PORT",
@@ -42,22 +41,10 @@ const WITHOUT_EFFECT: [&str; 14] = [
     "TRACING_ENABLED",
 ];
 
-/// Variables of envoyproxy/ratelimit that must not be ignored: who sets them to anything but this expects a server that is
-/// safe, or reached, in another way.
-const UNSUPPORTED: [(&str, &str); 1] = [("CONFIG_TYPE", "FILE")];
-
 /// The variables that are set and mean nothing here.
 pub(super) fn without_effect() -> Vec<&'static str> {
     let is_set = |variable: &&str| env::var_os(variable).is_some_and(|value| !value.is_empty());
     WITHOUT_EFFECT.into_iter().filter(is_set).collect()
-}
-
-/// A variable whose value asks for what this server cannot do.
-pub(super) fn unsupported() -> Option<&'static str> {
-    let (variable, _) = UNSUPPORTED.into_iter().find(|(variable, harmless)| {
-        env::var(variable).is_ok_and(|value| !value.is_empty() && value != *harmless)
-    })?;
-    Some(variable)
 }
 
 /// How rule files are read.
@@ -115,6 +102,15 @@ pub(super) struct RuleSettings {
 }
 
 impl RuleSettings {
+    /// Whether the server may start before there are rules.
+    pub(super) fn may_start_without(&self) -> bool {
+        self.force_start_without_initial_config
+    }
+
+    pub(super) fn merge_domains(&self) -> bool {
+        self.files.merge_domain_config
+    }
+
     /// Whether the server is not to start without rules. In the layout of envoyproxy/ratelimit it starts, as that does.
     pub(super) fn must_load(&self, rules: &RulesConfig) -> bool {
         !self.force_start_without_initial_config && !matches!(rules.source, RulesSource::Runtime(_))

@@ -7,6 +7,7 @@ use std::time::Duration;
 use bytesize::ByteSize;
 use tracing::level_filters::LevelFilter;
 
+use super::xds_settings::ConfigType;
 use crate::config::{Protocol, go};
 use crate::events::Sink;
 use crate::store::memory::FullPolicy;
@@ -66,8 +67,28 @@ pub(super) fn pairs(text: &str) -> Result<Pairs, String> {
     pairs.collect::<Result<_, String>>().map(Pairs)
 }
 
+/// `name=value` with commas between them.
+pub(super) fn equal_pairs(text: &str) -> Result<Pairs, String> {
+    let pairs = text.split(',').filter(|pair| !pair.is_empty()).map(|pair| {
+        let (name, value) = pair
+            .split_once('=')
+            .ok_or("write name=value pairs with commas between them")?;
+        Ok((name.to_owned(), value.to_owned()))
+    });
+    pairs.collect::<Result<_, String>>().map(Pairs)
+}
+
+pub(super) fn config_type(text: &str) -> Result<ConfigType, String> {
+    match text {
+        "FILE" => Ok(ConfigType::File),
+        "GRPC_XDS_SOTW" => Ok(ConfigType::Xds),
+        _ => Err("write FILE or GRPC_XDS_SOTW".into()),
+    }
+}
+
 pub(super) fn url_path(text: &str) -> Result<String, String> {
-    let is_path = text.starts_with('/') && !text.contains(['{', '}', '?', '#', ' ']);
+    // Braces, colons and stars have a meaning in routes.
+    let is_path = text.starts_with('/') && !text.contains(['{', '}', ':', '*', '?', '#', ' ']);
     is_path
         .then(|| text.to_owned())
         .ok_or_else(|| "write a path that starts with a slash, such as /metrics".into())

@@ -306,7 +306,6 @@ fn what_cannot_be_ignored_is_refused_and_the_rest_is_named_once() {
             "true",
             "GRPC_SERVER_TLS_CERT does not say where the file is",
         ),
-        ("CONFIG_TYPE", "GRPC_XDS_SOTW", "CONFIG_TYPE is set"),
         ("USE_STATSD", "true", "USE_STATSD and USE_PROMETHEUS are on"),
         (
             "USE_DOG_STATSD_MOGRIFIERS",

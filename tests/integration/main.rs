@@ -17,3 +17,4 @@ mod snapshots;
 mod store_contract;
 mod support;
 mod wire;
+mod xds;

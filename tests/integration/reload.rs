@@ -10,7 +10,7 @@ use tollgate::health::Health;
 use tollgate::limiter::{Limiter, LimiterConfig};
 use tollgate::metrics::SampleValue;
 use tollgate::reload::Reloader;
-use tollgate::server::Parts;
+use tollgate::server::{Parts, RulesFrom};
 
 use crate::support::{TestServer, brief, http, parts, request, server_config, wait_until};
 
@@ -36,7 +36,7 @@ async fn serve(source: RulesSource, needs_rules: bool) -> TestServer {
         Err(fault) => parts.in_force().refuse(&fault),
     }
     let parts = Parts {
-        reloader: Some(reloader),
+        rules: Some(RulesFrom::Files(reloader)),
         ..parts
     };
     TestServer::start_parts(server_config(), parts).await
