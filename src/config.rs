@@ -98,6 +98,14 @@ impl RulesConfig {
         file::load(&files, self.merge_domains).map_err(LoadError::Rules)
     }
 
+    /// Whether rules come from the standard input.
+    pub(crate) fn reads_stdin(&self) -> bool {
+        match &self.source {
+            RulesSource::Paths(paths) => paths.iter().any(|path| path.as_os_str() == "-"),
+            RulesSource::Runtime(_) | RulesSource::Example => false,
+        }
+    }
+
     /// The files that hold the rules, as far as that can be said.
     pub(crate) fn paths(&self) -> Vec<PathBuf> {
         match &self.source {

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 use tokio::sync::mpsc;
-use tracing::{debug, warn};
+use tracing::{Level, debug, enabled, warn};
 
 pub use self::ring::{Numbered, Ring};
 
@@ -30,6 +30,9 @@ use crate::store::memory::MemoryStore;
 
 /// How many events wait to be delivered. Of more than that the newest are dropped, and counted.
 const QUEUE: usize = 8192;
+
+/// How many events are delivered before other tasks have their turn.
+const AT_A_TIME: usize = 1024;
 
 /// What happened to a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
@@ -234,13 +237,15 @@ impl Observer for Events {
 }
 
 /// Whether the hits may be the first in their window that are refused. Where refused hits are counted the counter tells, so
-/// that the many hits after the first go no further; else each refused hit looks like the first.
+/// that the many hits after the first go no further; else each refused hit looks like the first. In a window in which a reload makes a limit
+/// smaller than its count nothing is told.
 fn goes_over(observation: &Observation<'_>) -> bool {
     let (outcome, limit) = (observation.outcome, observation.hit.limit);
     let was_banned = outcome.ban.is_some_and(|ban| !ban.started);
     let counter_tells =
         matches!(limit.algorithm, Algorithm::FixedWindow(_)) && limit.charge_refused && limit.burst.is_none();
-    outcome.over_limit && !was_banned && (!counter_tells || outcome.before <= u64::from(limit.capacity()))
+    let is_first = outcome.before <= u64::from(limit.capacity());
+    outcome.over_limit && !was_banned && (!counter_tells || is_first)
 }
 
 // === impl Event ===
@@ -280,6 +285,9 @@ impl Event {
             event,
             domain, rule, limit, shadow_mode, "{event}: a key of {rule}"
         );
+        if !enabled!(Level::DEBUG) {
+            return;
+        }
         let descriptor: Vec<String> = self
             .descriptor
             .iter()
@@ -323,14 +331,20 @@ impl Delivery {
     /// Waits until there is an event to deliver. May be given up at any time without a loss.
     pub async fn wait(&mut self) {
         // `events` has a sender, so that the queue is never closed.
-        self.queue.recv_many(&mut self.received, QUEUE).await;
+        if self.received.is_empty() {
+            self.queue.recv_many(&mut self.received, AT_A_TIME).await;
+        }
     }
 
-    /// Delivers all that is waiting, and tells of the bans that are over at `now`, which `store` knows.
-    pub fn deliver(&mut self, store: &MemoryStore, now: Timestamp) {
-        while let Ok(occurrence) = self.queue.try_recv() {
+    /// Delivers what is waiting, up to a bound, and tells of the bans that are over at `now`, which `store` knows. Returns how
+    /// many events that were.
+    pub fn deliver(&mut self, store: &MemoryStore, now: Timestamp) -> usize {
+        while self.received.len() < AT_A_TIME
+            && let Ok(occurrence) = self.queue.try_recv()
+        {
             self.received.push(occurrence);
         }
+        let received = self.received.len();
         for Occurrence { event, ban } in self.received.drain(..) {
             if let Some(ban) = ban
                 && !self.bans.watch(ban, event.clone())
@@ -339,8 +353,11 @@ impl Delivery {
             }
             self.events.deliver(event);
         }
-        for event in self.bans.ended(store, now) {
+        let ended = self.bans.ended(store, now);
+        let delivered = received + ended.len();
+        for event in ended {
             self.events.deliver(event);
         }
+        delivered
     }
 }

@@ -58,6 +58,13 @@ impl FileWatch {
     }
 }
 
+impl FileWatch {
+    /// Has the files be news again at the next look but one: they could not be read.
+    pub(crate) fn try_again(&mut self) {
+        self.taken_up = Fingerprint(Vec::new());
+    }
+}
+
 impl Fingerprint {
     /// What cannot be looked at is noted as such: it is a change when that changes.
     fn of(files: Vec<PathBuf>) -> Self {

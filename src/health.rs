@@ -77,31 +77,31 @@ impl Health {
     }
 
     /// The gRPC service that shows the same, as long as what comes with it is run.
-    pub async fn service(&self) -> (HealthServer<impl HealthService>, Shown) {
+    pub async fn service(&self) -> (HealthServer<impl HealthService>, HealthReport) {
         let (reporter, service) = health_reporter();
-        let shown = Shown {
+        let report = HealthReport {
             reporter,
             components: self.components.subscribe(),
         };
-        shown.report().await;
-        (service, shown)
+        report.update().await;
+        (service, report)
     }
 }
 
 /// Health as the gRPC service shows it.
-pub struct Shown {
+pub struct HealthReport {
     reporter: HealthReporter,
     components: watch::Receiver<Components>,
 }
 
-impl Shown {
+impl HealthReport {
     /// Follows the health of the server until `end`. Then it ends the watches of clients, which would hold up the end of the
     /// server: they see the last status and no more.
     pub async fn run(mut self, end: impl Future<Output = ()>) {
         let mut end = std::pin::pin!(end);
         loop {
             self.components.mark_unchanged();
-            self.report().await;
+            self.update().await;
             tokio::select! {
                 () = &mut end => break,
                 // An error says that nobody is left who could change it.
@@ -111,13 +111,13 @@ impl Shown {
                 },
             }
         }
-        self.report().await;
+        self.update().await;
         for name in NAMES {
             self.reporter.clear_service_status(name).await;
         }
     }
 
-    async fn report(&self) {
+    async fn update(&self) {
         let is_healthy = self.components.borrow().reason().is_none();
         let status = match is_healthy {
             true => ServingStatus::Serving,

@@ -27,7 +27,6 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get};
 use thiserror::Error;
-use tokio::sync::watch;
 use tokio::time::error::Elapsed;
 use tokio::time::timeout;
 use tracing::debug;
@@ -72,12 +71,6 @@ pub fn debug_routes(shown: Shown) -> Router {
         .route("/stats", any(debug::stats))
         .fallback(debug::index)
         .with_state(shown)
-}
-
-/// Waits until everything is to close.
-pub(crate) async fn closed(mut closed: watch::Receiver<bool>) {
-    // An error means that the server is gone.
-    let _ = closed.wait_for(|closed| *closed).await;
 }
 
 async fn healthcheck(State(shown): State<Shown>) -> Response {

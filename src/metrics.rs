@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use self::histogram::Histogram;
 use crate::clock::Timestamp;
-use crate::decision::{Decision, LimitSource};
+use crate::decision::{Code, Decision, LimitSource};
 use crate::descriptor::Request;
 use crate::events::Events;
 use crate::limiter::Limiter;
@@ -29,6 +29,9 @@ const MOST_UNKNOWN_DOMAINS: usize = 100;
 
 /// Stands for the keys and domains beyond what is counted by name.
 const OVERFLOW: &str = "__overflow__";
+
+/// How long a key or domain may be, in bytes, to be counted by name: a client may send any.
+const LONGEST_NAME: usize = 512;
 
 /// All that is counted.
 #[derive(Debug)]
@@ -162,7 +165,7 @@ impl Metrics {
             return;
         }
         for (status, descriptor) in decision.statuses.iter().zip(&request.descriptors) {
-            if status.ban.is_some() {
+            if status.ban.is_some() && status.code == Code::OverLimit {
                 let hits = status.statistics.total_hits;
                 self.banned_hits.mine().fetch_add(hits, Ordering::Relaxed);
             }
@@ -187,25 +190,30 @@ impl Metrics {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         let mut domain = sanitize_metric_key(&String::from_utf8_lossy(request.domain));
-        if domains.len() >= MOST_UNKNOWN_DOMAINS && !domains.contains_key(&domain) {
+        let has_room = domains.len() < MOST_UNKNOWN_DOMAINS && domain.len() <= LONGEST_NAME;
+        if !has_room && !domains.contains_key(&domain) {
             OVERFLOW.clone_into(&mut domain);
         }
         *domains.entry(domain).or_default() += request.descriptors.len() as u64;
     }
 
+    /// The totals of a key that holds values of a request, or those of its domain's further keys. Names are never given back.
     fn totals_of_values(&self, domain: &str, key: String) -> Arc<Totals> {
         let of_values = self.of_values.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(totals) = of_values.get(&key) {
             return Arc::clone(totals);
         }
-        let is_full = of_values.len() >= self.most_value_keys;
+        let is_named = of_values.len() < self.most_value_keys && key.len() <= LONGEST_NAME;
+        let overflow = || format!("{}.{OVERFLOW}", sanitize_metric_key(domain));
+        let key = if is_named { key } else { overflow() };
+        if let Some(totals) = of_values.get(&key) {
+            return Arc::clone(totals);
+        }
         drop(of_values);
-        let key = if is_full {
-            format!("{}.{OVERFLOW}", sanitize_metric_key(domain))
-        } else {
-            key
-        };
         let mut of_values = self.of_values.write().unwrap_or_else(PoisonError::into_inner);
+        // Others may have come in between.
+        let is_full = of_values.len() >= self.most_value_keys && !of_values.contains_key(&key);
+        let key = if is_full { overflow() } else { key };
         Arc::clone(of_values.entry(key).or_default())
     }
 

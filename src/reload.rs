@@ -30,6 +30,8 @@ pub struct InForce {
 pub struct Reloader {
     rules: RulesConfig,
     watch: FileWatch,
+    /// The files could not be read at the last look, which was told.
+    is_unreadable: bool,
 }
 
 // === impl InForce ===
@@ -69,7 +71,11 @@ impl Reloader {
     /// Watches the files of `rules`, to be loaded after this.
     pub fn new(rules: RulesConfig) -> Self {
         let watch = FileWatch::new(rules.paths());
-        Reloader { rules, watch }
+        Reloader {
+            rules,
+            watch,
+            is_unreadable: false,
+        }
     }
 
     /// Reads the rules.
@@ -79,7 +85,8 @@ impl Reloader {
 
     /// Looks at the files, and puts what is in them in force if they have changed. Blocks while it reads.
     pub fn look(&mut self, in_force: &InForce) {
-        if !self.watch.is_news(self.rules.paths()) {
+        // The standard input can be read once only.
+        if self.rules.reads_stdin() || !self.watch.is_news(self.rules.paths()) {
             return;
         }
         match self.load() {
@@ -88,8 +95,20 @@ impl Reloader {
                     warn!("{warning}");
                 }
                 in_force.put(loaded);
+                self.is_unreadable = false;
             }
-            Err(fault) => in_force.refuse(&fault),
+            // What cannot be read may be readable soon, without a change that could be seen.
+            Err(fault @ LoadError::Source(_)) => {
+                if !self.is_unreadable {
+                    in_force.refuse(&fault);
+                }
+                self.is_unreadable = true;
+                self.watch.try_again();
+            }
+            Err(fault) => {
+                in_force.refuse(&fault);
+                self.is_unreadable = false;
+            }
         }
     }
 }

@@ -7,6 +7,7 @@ mod http_port;
 mod listener;
 mod looks;
 mod patience;
+mod port;
 mod snapshots;
 mod statsd;
 mod sweep;
@@ -25,17 +26,18 @@ use tokio::time::{sleep, timeout};
 use tonic::codegen::http::{HeaderValue, Response};
 use tonic::service::Routes;
 use tonic::{Code, Request, Status};
-use tower::util::MapResponseLayer;
+use tower::util::{MapRequestLayer, MapResponseLayer};
 use tracing::warn;
 
 use self::grpc::GrpcPort;
+use self::http_port::HttpPort;
 use self::listener::Listener;
 use self::looks::Looks;
 use self::snapshots::Snapshots;
 use crate::clock::Clock;
 use crate::config::{Listen, ServerConfig};
 use crate::events::Delivery;
-use crate::health::Health;
+use crate::health::{Health, HealthReport};
 use crate::http::{self, Shown};
 use crate::limiter::{Limiter, Observer};
 use crate::metrics::Metrics;
@@ -44,7 +46,7 @@ use crate::proto::envoy::service::ratelimit::v3::rate_limit_service_server::Rate
 use crate::reload::{InForce, Reloader};
 use crate::rls::Rls;
 use crate::rls::deadline::Deadline;
-use crate::shutdown::Stop;
+use crate::shutdown::{self, Stop};
 use crate::store::snapshot::SnapshotFile;
 use crate::tls::{TlsConfig, TlsError, TlsWatch};
 use crate::top::Top;
@@ -306,7 +308,7 @@ impl Server {
             certificates: ports.grpc_tls.into_iter().chain(ports.http_tls).collect(),
         };
 
-        let (routes, health_shown) = grpc_routes(rls.clone(), &health, &clock).await?;
+        let (routes, health_shown) = grpc_routes(rls.clone(), &health, &clock, &shown.metrics).await?;
         let mut tasks = JoinSet::new();
         let grpc = GrpcPort {
             routes: routes.prepare(),
@@ -316,31 +318,31 @@ impl Server {
             closed: closed.clone(),
         };
         tasks.spawn(grpc.run(ports.grpc));
-        tasks.spawn(http_port::serve(
-            ports.http,
-            http::routes(rls, shown.clone()),
-            http_tls,
-            closed.clone(),
-        ));
+        let http = |routes, tls| HttpPort {
+            routes,
+            tls,
+            closed: closed.clone(),
+        };
+        tasks.spawn(http(http::routes(rls, shown.clone()), http_tls).run(ports.http));
         if let (Some(listener), Some(prometheus)) = (ports.prometheus, &config.prometheus) {
             let routes = http::prometheus_routes(&prometheus.path, shown.clone());
-            tasks.spawn(http_port::serve(listener, routes, None, closed.clone()));
+            tasks.spawn(http(routes, None).run(listener));
         }
         if let Some(statsd) = config.statsd {
             tasks.spawn(statsd::run(statsd, shown.clone(), closed.clone()));
         }
         if let Some(listener) = ports.debug {
             let routes = http::debug_routes(shown);
-            tasks.spawn(http_port::serve(listener, routes, None, closed.clone()));
+            tasks.spawn(http(routes, None).run(listener));
         }
-        let end = http::closed(closed.clone());
+        let end = shutdown::closed(closed.clone());
         tasks.spawn(async {
             health_shown.run(end).await;
             Ok(())
         });
         tasks.spawn(looks.run(closed.clone()));
         if let Some(client) = xds {
-            let end = http::closed(closed.clone());
+            let end = shutdown::closed(closed.clone());
             tasks.spawn(async {
                 tokio::select! {
                     () = client.run() => {}
@@ -366,7 +368,8 @@ async fn grpc_routes(
     rls: Rls,
     health: &Health,
     clock: &Arc<Clock>,
-) -> Result<(Routes, crate::health::Shown), ServerError> {
+    metrics: &Arc<Metrics>,
+) -> Result<(Routes, HealthReport), ServerError> {
     let reflection = || {
         tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(OFFICIAL_DESCRIPTORS)
@@ -383,7 +386,8 @@ async fn grpc_routes(
     .add_service(reflection().build_v1alpha()?);
     let routes = routes
         .into_axum_router()
-        .layer(MapResponseLayer::new(name_too_large));
+        .layer(MapResponseLayer::new(name_too_large))
+        .layer(MapRequestLayer::new(count_health_checks(metrics)));
     Ok((Routes::from(routes), shown))
 }
 
@@ -430,6 +434,19 @@ fn name_too_large<B>(mut response: Response<B>) -> Response<B> {
         *status = HeaderValue::from(Code::ResourceExhausted as u16);
     }
     response
+}
+
+/// Counts questions about health, as envoyproxy/ratelimit counts all calls that are no streams.
+fn count_health_checks<B>(
+    metrics: &Arc<Metrics>,
+) -> impl Fn(tonic::codegen::http::Request<B>) -> tonic::codegen::http::Request<B> + Clone + use<B> {
+    let metrics = Arc::clone(metrics);
+    move |request| {
+        if request.uri().path() == "/grpc.health.v1.Health/Check" {
+            metrics.note_health_check();
+        }
+        request
+    }
 }
 
 /// Notes on each call when its caller gives up.

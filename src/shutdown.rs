@@ -4,6 +4,7 @@ use std::io;
 
 use futures_util::stream::{self, Stream};
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
 
 /// SIGTERM, SIGINT and SIGHUP: each of them asks the server to stop. SIGHUP does not reload; files do that by changing.
 #[derive(Debug)]
@@ -20,6 +21,12 @@ pub enum Stop {
     Gently,
     /// Somebody at the keyboard wants it gone: finish what is under way.
     Soon,
+}
+
+/// Waits until everything is to close.
+pub(crate) async fn closed(mut closed: watch::Receiver<bool>) {
+    // An error means that the server is gone.
+    let _ = closed.wait_for(|closed| *closed).await;
 }
 
 impl Signals {

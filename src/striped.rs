@@ -7,30 +7,33 @@ use std::thread;
 /// The most stripes; more threads share them.
 const MOST_STRIPES: usize = 16;
 
-/// Copies of `T`, each with cache lines of its own.
+/// Copies of `T`, each with cache lines of its own. They are made when the first thread counts: of many rules most are never met.
 #[derive(Debug)]
-pub(crate) struct Striped<T>(Box<[Line<T>]>);
+pub(crate) struct Striped<T>(OnceLock<Box<[Line<T>]>>);
 
 /// Two lines: processors fetch them in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Line<T>(T);
 
-impl<T: Default> Default for Striped<T> {
+impl<T> Default for Striped<T> {
     fn default() -> Self {
-        Striped((0..stripes()).map(|_| Line::default()).collect())
+        Striped(OnceLock::new())
     }
 }
 
-impl<T> Striped<T> {
+impl<T: Default> Striped<T> {
     /// The copy of this thread.
     pub(crate) fn mine(&self) -> &T {
-        &self.0[index() & (self.0.len() - 1)].0
+        let lines = self
+            .0
+            .get_or_init(|| (0..stripes()).map(|_| Line::default()).collect());
+        &lines[index() & (lines.len() - 1)].0
     }
 
     /// All copies.
     pub(crate) fn all(&self) -> impl Iterator<Item = &T> {
-        self.0.iter().map(|line| &line.0)
+        self.0.get().into_iter().flatten().map(|line| &line.0)
     }
 }
 

@@ -41,12 +41,12 @@ pub struct TlsConfig {
 #[derive(Debug, Error)]
 pub enum TlsError {
     /// A file is not there, cannot be read, or is not what it must be.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {fault}", path.display())]
     File {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
-        source: rustls::pki_types::pem::Error,
+        fault: rustls::pki_types::pem::Error,
     },
     /// A file of certificates has none.
     #[error("{}: no certificate in it", .0.display())]
@@ -63,25 +63,25 @@ pub enum TlsError {
     #[error("{}: malformed certificate", .0.display())]
     Malformed(PathBuf),
     /// An authority cannot be trusted.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {fault}", path.display())]
     Authority {
         /// The file.
         path: PathBuf,
         /// Why not.
-        source: rustls::Error,
+        fault: rustls::Error,
     },
     /// Nobody could be verified against the authorities.
     #[error("cannot verify clients: {0}")]
-    Verifier(#[from] rustls::server::VerifierBuilderError),
+    Verifier(rustls::server::VerifierBuilderError),
     /// Certificate and key do not go together, or cannot be used.
-    #[error("{} and {}: {source}", certificate.display(), key.display())]
+    #[error("{} and {}: {fault}", certificate.display(), key.display())]
     Pair {
         /// The certificate's file.
         certificate: PathBuf,
         /// The key's file.
         key: PathBuf,
         /// Why not.
-        source: rustls::Error,
+        fault: rustls::Error,
     },
 }
 
@@ -94,6 +94,7 @@ pub struct Tls {
     /// In seconds since 1970.
     expiry: AtomicI64,
     load_errors: AtomicU64,
+    handshake_errors: AtomicU64,
 }
 
 /// A [`Tls`], and how to notice that its files have changed.
@@ -118,9 +119,9 @@ impl TlsConfig {
     fn load(&self, now: u64) -> Result<(ServerConfig, i64), TlsError> {
         let chain = certificates(&self.certificate)?;
         let expiry = self.expiry(&chain[0], now)?;
-        let key = PrivateKeyDer::from_pem_file(&self.key).map_err(|source| TlsError::File {
+        let key = PrivateKeyDer::from_pem_file(&self.key).map_err(|fault| TlsError::File {
             path: self.key.clone(),
-            source,
+            fault,
         })?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
@@ -132,10 +133,10 @@ impl TlsConfig {
         };
         let mut config = builder
             .with_single_cert(chain, key)
-            .map_err(|source| TlsError::Pair {
+            .map_err(|fault| TlsError::Pair {
                 certificate: self.certificate.clone(),
                 key: self.key.clone(),
-                source,
+                fault,
             })?;
         config.alpn_protocols = self.protocols.iter().map(|name| name.to_vec()).collect();
         Ok((config, expiry))
@@ -161,12 +162,14 @@ impl TlsConfig {
     ) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
         let mut roots = RootCertStore::empty();
         for certificate in certificates(authority)? {
-            roots.add(certificate).map_err(|source| TlsError::Authority {
+            roots.add(certificate).map_err(|fault| TlsError::Authority {
                 path: authority.to_owned(),
-                source,
+                fault,
             })?;
         }
-        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build()?;
+        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
+            .build()
+            .map_err(TlsError::Verifier)?;
         Ok(match &self.client_name {
             Some(name) => Arc::new(NamedClient {
                 verifier,
@@ -179,9 +182,9 @@ impl TlsConfig {
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
-    let certificates = read.map_err(|source| TlsError::File {
+    let certificates = read.map_err(|fault| TlsError::File {
         path: path.to_owned(),
-        source,
+        fault,
     })?;
     if certificates.is_empty() {
         return Err(TlsError::NoCertificate(path.to_owned()));
@@ -207,12 +210,22 @@ impl Tls {
         self.load_errors.load(Ordering::Relaxed)
     }
 
+    /// How often a client and the server did not agree on TLS.
+    pub fn handshake_errors(&self) -> u64 {
+        self.handshake_errors.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn note_handshake_error(&self) {
+        self.handshake_errors.fetch_add(1, Ordering::Relaxed);
+    }
+
     fn reload(&self) {
         match self.config.load(self.clock.now().unix_seconds()) {
             Ok((config, expiry)) => {
                 self.current.store(Arc::new(config));
                 self.expiry.store(expiry, Ordering::Relaxed);
-                warn!(expiry, "loaded the changed certificates");
+                let certificate = self.config.certificate.display();
+                warn!(expiry, "loaded the changed certificate {certificate}");
             }
             Err(fault) => {
                 self.load_errors.fetch_add(1, Ordering::Relaxed);
@@ -236,6 +249,7 @@ impl TlsWatch {
             current: ArcSwap::from_pointee(current),
             expiry: expiry.into(),
             load_errors: AtomicU64::default(),
+            handshake_errors: AtomicU64::default(),
         });
         Ok(TlsWatch { tls, watch })
     }

@@ -1,8 +1,8 @@
 //! Who is refused most: for each domain the keys with the most refused calls, in bounded memory.
 //!
 //! The counts are those of the filtered space-saving algorithm (Homem and Carvalho, "Finding top-k elements in data streams",
-//! 2010): a count may be too high, by no more than its error, and a key that is refused more often than any shown error is
-//! shown. Two summaries take turns, so that what is shown is of the last five to ten minutes.
+//! 2010): a count may be too high, by no more than its error, and a key that is refused more often than the last one shown is
+//! shown as well. Two summaries take turns, so that what is shown is of the last five to ten minutes.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -67,12 +67,13 @@ pub struct DomainTop {
 }
 
 /// Two summaries that take turns.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Turns {
     current: Summary,
     last: Summary,
 }
 
+#[derive(Clone)]
 struct Summary {
     /// On the monotonic clock.
     start: Duration,
@@ -101,8 +102,10 @@ impl Top {
             .iter()
             .map(|(domain, turns)| {
                 let mut turns = turns.lock().unwrap_or_else(PoisonError::into_inner);
-                turns.take(now.monotonic);
-                turns.show(domain, now.monotonic)
+                turns.turn_over(now.monotonic);
+                let copy = turns.clone();
+                drop(turns);
+                copy.show(domain, now.monotonic)
             })
             .filter(|domain| domain.refused > 0)
             .collect();
@@ -132,7 +135,7 @@ impl Observer for Top {
         let now = observation.now.monotonic;
         let turns = self.turns(observation.domain, now);
         let mut turns = turns.lock().unwrap_or_else(PoisonError::into_inner);
-        turns.take(now);
+        turns.turn_over(now);
         turns.current.note(observation);
     }
 }
@@ -148,7 +151,7 @@ impl Turns {
     }
 
     /// Puts the current summary aside when its time is over.
-    fn take(&mut self, now: Duration) {
+    fn turn_over(&mut self, now: Duration) {
         let age = now.saturating_sub(self.current.start);
         if age < PERIOD {
             return;
@@ -220,5 +223,79 @@ impl Summary {
             shadow_mode: observation.shadow_mode,
         };
         self.keys.insert(key, refused);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::algorithm::Outcome;
+    use crate::descriptor::{Entry, Hits};
+    use crate::key::KeyMaker;
+    use crate::rate_limit::{RateLimit, Unit};
+    use crate::store::Hit;
+
+    #[test]
+    fn counts_of_many_keys_are_right_within_their_error() {
+        let (keys, limit) = (KeyMaker::default(), RateLimit::per(Unit::Hour, 1));
+        let top = Top::new(10).unwrap();
+        let now = Timestamp {
+            since_epoch: Duration::ZERO,
+            monotonic: Duration::ZERO,
+        };
+        // Key i is refused 2,000 / (i + 1) times, the keys in turn.
+        let refusals = |key: u32| u64::from(2_000 / (key + 1));
+        for round in 0..2_000 {
+            for key in (0..1_000).filter(|key| refusals(*key) > round) {
+                let value = key.to_string();
+                let entries = [Entry {
+                    key: b"k",
+                    value: value.as_bytes(),
+                }];
+                let hit = Hit {
+                    key: keys.key("d", &entries, None, &limit),
+                    limit: &limit,
+                    hits: Hits::Charge(1),
+                    descriptor: 0,
+                    shadow_mode: false,
+                    quota_mode: false,
+                };
+                let outcome = Outcome {
+                    over_limit: true,
+                    before: 1,
+                    after: 2,
+                    remaining: 0,
+                    until_reset: Duration::ZERO,
+                    ban: None,
+                };
+                top.observe(&Observation {
+                    domain: "d",
+                    entries: &entries,
+                    rule: None,
+                    hit: &hit,
+                    outcome: &outcome,
+                    shadow_mode: false,
+                    now,
+                });
+            }
+        }
+        let shown = &top.show(now)[0];
+        assert_eq!(shown.refused, (0..1_000).map(refusals).sum::<u64>());
+        assert_eq!(shown.keys.len(), 10);
+        for key in &shown.keys {
+            let value: u32 = key.key.descriptor[0].value.parse().unwrap();
+            let least = key.refused - key.error;
+            assert!((least..=key.refused).contains(&refusals(value)), "{key:?}");
+        }
+        assert_eq!(shown.keys[0].key.descriptor[0].value, "0");
+        assert!(
+            top.domains.read().unwrap()["d"]
+                .lock()
+                .unwrap()
+                .current
+                .keys
+                .len()
+                <= 20
+        );
     }
 }

@@ -35,10 +35,12 @@ fn main() {
         ("keys", many_keys::keys),
         ("flood", many_keys::flood),
     ];
-    for (name, run) in workloads {
-        if asked.is_empty() || asked.iter().any(|asked| asked == name) {
-            println!("== {name}");
-            run(&runtime);
-        }
+    let names = workloads.map(|(name, _)| name).join(", ");
+    assert!(!asked.is_empty(), "name one or more of the workloads {names}");
+    for asked in asked {
+        let found = workloads.iter().find(|(name, _)| *name == asked);
+        let (name, run) = found.unwrap_or_else(|| panic!("{asked} is none of the workloads {names}"));
+        println!("== {name}");
+        run(&runtime);
     }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use rustls::pki_types::ServerName;
+use tracing::warn;
 
 use super::stats_settings::StatsSettings;
 use super::values;
@@ -149,6 +150,13 @@ struct TlsSettings {
 impl TlsSettings {
     fn of_grpc(&self) -> Result<Option<TlsConfig>, String> {
         if !self.grpc_server_use_tls {
+            let asks_for_clients =
+                self.grpc_client_tls_cacert.0.is_some() || !self.grpc_client_tls_san.is_empty();
+            if asks_for_clients || self.grpc_server_tls_cert.0.is_some() {
+                warn!(
+                    "certificates are set for gRPC, but GRPC_SERVER_USE_TLS is off: gRPC is served without TLS"
+                );
+            }
             return Ok(None);
         }
         let needed = |path: &values::MaybePath, variable: &str| {

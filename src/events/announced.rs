@@ -12,9 +12,9 @@ use crate::rate_limit::Algorithm;
 /// The keys are spread over so many locks.
 const SHARDS: usize = 16;
 
-/// How many keys are remembered under one lock: about a million bytes under all of them. Edges of more keys than that in one
-/// window are not told.
-const MOST_REMEMBERED: usize = 2048;
+/// How many keys are remembered under one lock, which makes 2 MB under all of them. Edges of more keys than that in one window are
+/// not told.
+const MOST_REMEMBERED: usize = 3_584;
 
 /// How long nothing is looked for that could be forgotten after it was looked for in vain, in nanoseconds.
 const PURGE_INTERVAL: u64 = 1_000_000_000;

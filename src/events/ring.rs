@@ -69,7 +69,7 @@ impl Ring {
         self.follow(after).0
     }
 
-    /// The same, and all that follow.
+    /// The same, and all that follow. Numbers that are missing at the start are of events that are forgotten.
     pub fn follow(&self, after: u64) -> (Vec<Numbered>, broadcast::Receiver<Numbered>) {
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         // Who has seen a higher number than the last has seen another process.

@@ -26,6 +26,12 @@ pub(super) async fn index() -> &'static str {
 
 /// The rules in force, one line for each limit.
 pub(super) async fn rules(State(shown): State<Shown>) -> Response {
+    // With many rules it takes a while; decisions are not to wait for it.
+    let answer = spawn_blocking(move || rules_in_force(&shown)).await;
+    answer.expect("rules are shown without panic")
+}
+
+fn rules_in_force(shown: &Shown) -> Response {
     let matcher = shown.limiter.matcher();
     let Some(matcher) = matcher.as_deref() else {
         return String::new().into_response();

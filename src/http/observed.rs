@@ -76,8 +76,10 @@ pub(super) async fn events(
     if accepts_stream(&headers) {
         let after = last_seen(&headers).unwrap_or(query.after);
         let (seen, coming) = ring.follow(after);
-        let events = stream::iter(seen.into_iter().map(Ok)).chain(following(coming));
-        let closed = super::closed(shown.closed);
+        let missed = Some(missed(after, &seen)).filter(|missed| *missed > 0);
+        let seen = missed.map(Err).into_iter().chain(seen.into_iter().map(Ok));
+        let events = stream::iter(seen).chain(following(coming));
+        let closed = crate::shutdown::closed(shown.closed);
         return Sse::new(
             events
                 .map(|event| Ok::<_, Infallible>(sse_event(event)))
@@ -86,7 +88,9 @@ pub(super) async fn events(
         .keep_alive(KeepAlive::default())
         .into_response();
     }
-    let answer = json!({"events": ring.after(query.after), "dropped": events.dropped()});
+    let seen = ring.after(query.after);
+    let missed = missed(query.after, &seen);
+    let answer = json!({"events": seen, "missed": missed, "dropped": events.dropped()});
     Json(answer).into_response()
 }
 
@@ -95,11 +99,21 @@ pub(super) async fn top(State(shown): State<Shown>, Query(query): Query<TopQuery
     let Some(top) = shown.top else {
         return off("refused keys are not counted; start the server with --top 20");
     };
-    let mut domains = top.show(shown.clock.now());
+    // Decisions are not to wait for it.
+    let shown = spawn_blocking(move || top.show(shown.clock.now())).await;
+    let mut domains = shown.expect("the keys are shown without panic");
     if let Some(wanted) = query.domain {
         domains.retain(|domain| *domain.domain == wanted);
     }
     Json(json!({ "domains": domains })).into_response()
+}
+
+/// How many events after this one are forgotten already. Who starts has missed nothing.
+fn missed(after: u64, seen: &[Numbered]) -> u64 {
+    match seen.first() {
+        Some(first) if after > 0 => first.id.saturating_sub(after + 1),
+        _ => 0,
+    }
 }
 
 /// The page that Prometheus reads.

@@ -85,6 +85,14 @@ impl Families {
         {
             counters.insert(labels(), tls.load_errors());
         }
+        let errors = "tollgate_tls_handshake_errors_total".to_owned();
+        if let Family::Counters(counters) = self
+            .0
+            .entry(errors)
+            .or_insert_with(|| Family::Counters(BTreeMap::new()))
+        {
+            counters.insert(labels(), tls.handshake_errors());
+        }
     }
 
     fn add(&mut self, sample: &Sample) {
@@ -273,6 +281,7 @@ fn help(name: &str) -> &'static str {
         "tollgate_certificate_load_errors_total" => "Changed certificates of a port that could not be used.",
         "tollgate_grpc_connections" => "Open connections to the gRPC port.",
         "tollgate_grpc_connections_total" => "Connections to the gRPC port.",
+        "tollgate_tls_handshake_errors_total" => "Connections to a port that did not come to agree on TLS.",
         "tollgate_counters" => "Counters that are held.",
         "tollgate_counters_capacity" => "Counters for which there is room.",
         "tollgate_counters_bytes" => "Memory of the tables of counters in bytes.",

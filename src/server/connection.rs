@@ -14,7 +14,7 @@ use tokio_util::either::Either;
 use tracing::{debug, warn};
 
 use super::listener::{Listener, Socket};
-use crate::http;
+use crate::shutdown;
 use crate::tls::Tls;
 
 /// How long to wait when no connection can be accepted.
@@ -38,24 +38,14 @@ pub(super) fn connections(
     listener: Listener,
     opening: usize,
     closed: watch::Receiver<bool>,
-) -> impl Stream<Item = Connection> {
+) -> impl Stream<Item = Connection<Socket>> {
     // Whether the last attempt failed, so that a shortage is told once.
     let state = (listener, false);
     stream::unfold(state, move |(listener, mut is_failing)| {
         let closed = closed.clone();
         async move {
             let stream = accept(&listener, &mut is_failing).await;
-            let patience = Box::pin(async move {
-                let _ = timeout(OPENING_PATIENCE, http::closed(closed)).await;
-            });
-            let connection = Connection {
-                stream,
-                opening: Some(Opening {
-                    missing: opening,
-                    patience,
-                }),
-                stalled: None,
-            };
+            let connection = Connection::new(stream, opening, closed);
             Some((connection, (listener, is_failing)))
         }
     })
@@ -63,16 +53,20 @@ pub(super) fn connections(
 
 /// The connection as its port speaks: with TLS if there is any. `None` if the client does not agree on it.
 pub(super) async fn secured(
-    connection: Connection,
+    connection: Connection<Socket>,
     tls: Option<&Tls>,
-) -> Option<Either<Connection, TlsStream<Connection>>> {
+    opening: usize,
+    closed: &watch::Receiver<bool>,
+) -> Option<Either<Connection<Socket>, Connection<TlsStream<Connection<Socket>>>>> {
     let Some(tls) = tls else {
         return Some(Either::Left(connection));
     };
     let agreed = timeout(HANDSHAKE_PATIENCE, tls.acceptor().accept(connection)).await;
     match agreed.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
-        Ok(connection) => Some(Either::Right(connection)),
+        // What the client has said so far was about TLS; that it means it is still to be seen.
+        Ok(stream) => Some(Either::Right(Connection::new(stream, opening, closed.clone()))),
         Err(error) => {
+            tls.note_handshake_error();
             debug!(%error, "no TLS with a client: {error}");
             None
         }
@@ -108,8 +102,8 @@ fn is_of_one_connection(error: &io::Error) -> bool {
 }
 
 /// A connection that breaks if its client does not begin.
-pub(super) struct Connection {
-    stream: Socket,
+pub(super) struct Connection<S> {
+    stream: S,
     /// `None` once the client has begun.
     opening: Option<Opening>,
     /// Runs while nothing more can be written.
@@ -124,7 +118,21 @@ struct Opening {
     patience: Pin<Box<dyn Future<Output = ()> + Send>>,
 }
 
-impl Connection {
+impl<S> Connection<S> {
+    fn new(stream: S, opening: usize, closed: watch::Receiver<bool>) -> Self {
+        let patience = Box::pin(async move {
+            let _ = timeout(OPENING_PATIENCE, shutdown::closed(closed)).await;
+        });
+        Connection {
+            stream,
+            opening: Some(Opening {
+                missing: opening,
+                patience,
+            }),
+            stalled: None,
+        }
+    }
+
     /// What became of a write; an error if none has worked for too long.
     fn unless_stalled(
         &mut self,
@@ -144,7 +152,7 @@ impl Connection {
     }
 }
 
-impl AsyncRead for Connection {
+impl<S: AsyncRead + Unpin> AsyncRead for Connection<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -168,7 +176,7 @@ impl AsyncRead for Connection {
     }
 }
 
-impl AsyncWrite for Connection {
+impl<S: AsyncWrite + Unpin> AsyncWrite for Connection<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

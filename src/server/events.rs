@@ -10,8 +10,8 @@ use tokio::time::interval;
 use super::ServerError;
 use crate::clock::Clock;
 use crate::events::Delivery;
-use crate::http;
 use crate::limiter::Limiter;
+use crate::shutdown;
 
 /// How often it is seen whether bans are over.
 const INTERVAL: Duration = Duration::from_millis(100);
@@ -24,16 +24,15 @@ pub(super) async fn run(
     closed: watch::Receiver<bool>,
 ) -> Result<(), ServerError> {
     let mut ticks = interval(INTERVAL);
-    let mut told = pin!(http::closed(closed));
+    let mut end = pin!(shutdown::closed(closed));
     loop {
-        let ends = tokio::select! {
-            () = &mut told => true,
-            () = delivery.wait() => false,
-            _ = ticks.tick() => false,
-        };
-        delivery.deliver(limiter.store(), clock.now());
-        if ends {
-            return Ok(());
+        tokio::select! {
+            () = &mut end => break,
+            () = delivery.wait() => {}
+            _ = ticks.tick() => {}
         }
+        delivery.deliver(limiter.store(), clock.now());
     }
+    while delivery.deliver(limiter.store(), clock.now()) > 0 {}
+    Ok(())
 }

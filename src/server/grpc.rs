@@ -1,26 +1,25 @@
-//! The gRPC port: HTTP/2 connections, each served by a task of its own until it ends, is too old, or everything closes.
+//! The gRPC port: HTTP/2 connections, which end when they are too old or everything closes.
 
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ahash::RandomState;
-use futures_util::stream::StreamExt as _;
 use hyper::server::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::sync::watch;
-use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tonic::service::Routes;
 
 use super::ServerError;
-use super::connection::{Connection, connections, secured};
-use super::listener::Listener;
+use super::connection::{Connection, secured};
+use super::listener::{Listener, Socket};
 use super::patience::Patience;
+use super::port::Port;
 use crate::config::ConnectionAge;
-use crate::http;
 use crate::metrics::Metrics;
+use crate::shutdown;
 use crate::tls::Tls;
 
 /// How many streams a client may reset before the server has taken them up. Envoy resets every call that timed out while
@@ -30,8 +29,11 @@ const MOST_PENDING_RESETS: usize = 20_000;
 /// How many calls one connection may have under way. Envoy has few connections, with many calls on each.
 const MOST_STREAMS: u32 = 10_000;
 
+/// How many connections the port takes at a time.
+const MOST_CONNECTIONS: usize = 100_000;
+
 /// How often a connection on which nothing happens is asked whether its client is still there.
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(60);
+pub(super) const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(60);
 
 /// What an HTTP/2 client says first: the connection preface of RFC 9113, section 3.4.
 const HTTP2_OPENING: usize = 24;
@@ -49,28 +51,19 @@ pub(super) struct GrpcPort {
 impl GrpcPort {
     /// Serves calls until everything is to close and those under way are answered.
     pub(super) async fn run(self, listener: Listener) -> Result<(), ServerError> {
-        let mut serving = JoinSet::new();
-        let closed = self.closed.clone();
-        let connections =
-            connections(listener, HTTP2_OPENING, closed.clone()).take_until(http::closed(closed));
-        let mut connections = pin!(connections);
-        loop {
-            tokio::select! {
-                connection = connections.next() => match connection {
-                    Some(connection) => drop(serving.spawn(self.clone().serve(connection))),
-                    None => break,
-                },
-                // Forgets connections that have ended.
-                Some(_) = serving.join_next() => {}
-            }
-        }
-        while serving.join_next().await.is_some() {}
-        Ok(())
+        let port = Port {
+            listener,
+            opening: HTTP2_OPENING,
+            most_connections: MOST_CONNECTIONS,
+            closed: self.closed.clone(),
+        };
+        port.run(|connection| self.clone().serve(connection)).await
     }
 
-    async fn serve(self, connection: Connection) {
+    async fn serve(self, connection: Connection<Socket>) {
         let _open = self.metrics.note_connection();
-        let Some(connection) = secured(connection, self.tls.as_deref()).await else {
+        let secured = secured(connection, self.tls.as_deref(), HTTP2_OPENING, &self.closed).await;
+        let Some(connection) = secured else {
             return;
         };
         let mut builder = http2::Builder::new(TokioExecutor::new());
@@ -84,7 +77,7 @@ impl GrpcPort {
         // How a connection ends is its client's affair.
         tokio::select! {
             _ = serving.as_mut() => {}
-            () = http::closed(self.closed) => {
+            () = shutdown::closed(self.closed) => {
                 serving.as_mut().graceful_shutdown();
                 let _ = serving.await;
             }

@@ -18,9 +18,10 @@ pub(super) type Socket = Either<TcpStream, UnixStream>;
 #[derive(Debug)]
 pub(super) enum Listener {
     Tcp(TcpListener),
+    /// The file goes first: nobody who finds it is to find it dead.
     Unix(
-        UnixListener,
         #[expect(dead_code, reason = "held to be dropped")] SocketFile,
+        UnixListener,
     ),
 }
 
@@ -43,7 +44,7 @@ impl Listener {
             Listen::Unix(path) => {
                 remove_stale(path)?;
                 let listener = UnixListener::bind(path)?;
-                Ok(Listener::Unix(listener, SocketFile(path.clone())))
+                Ok(Listener::Unix(SocketFile(path.clone()), listener))
             }
         }
     }
@@ -64,7 +65,7 @@ impl Listener {
                 let _ = stream.set_nodelay(true);
                 Ok(Either::Left(stream))
             }
-            Listener::Unix(listener, _) => {
+            Listener::Unix(_, listener) => {
                 let (stream, _) = listener.accept().await?;
                 Ok(Either::Right(stream))
             }

@@ -8,8 +8,8 @@ use tokio::task::spawn_blocking;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::ServerError;
-use crate::http;
 use crate::reload::{InForce, Reloader};
+use crate::shutdown;
 use crate::tls::TlsWatch;
 
 /// What is looked at.
@@ -26,7 +26,7 @@ impl Looks {
     pub(super) async fn run(mut self, closed: watch::Receiver<bool>) -> Result<(), ServerError> {
         let mut ticks = interval(self.interval);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut closed = pin!(http::closed(closed));
+        let mut closed = pin!(shutdown::closed(closed));
         loop {
             tokio::select! {
                 () = &mut closed => return Ok(()),

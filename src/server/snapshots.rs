@@ -11,8 +11,8 @@ use tracing::warn;
 
 use super::ServerError;
 use crate::clock::Clock;
-use crate::http;
 use crate::limiter::Limiter;
+use crate::shutdown;
 use crate::store::snapshot::SnapshotFile;
 
 /// What a snapshot is made of, and where it goes.
@@ -32,11 +32,11 @@ impl Snapshots {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         // The first tick is at once.
         ticks.tick().await;
-        let mut told = pin!(http::closed(closed));
+        let mut end = pin!(shutdown::closed(closed));
         let mut is_failing = false;
         loop {
             tokio::select! {
-                () = &mut told => return Ok(()),
+                () = &mut end => return Ok(()),
                 _ = ticks.tick() => {}
             }
             is_failing = !self.write(is_failing).await;

@@ -13,8 +13,9 @@ use tracing::{debug, warn};
 
 use super::ServerError;
 use crate::config::{Protocol, StatsdConfig};
-use crate::http::{self, Shown};
+use crate::http::Shown;
 use crate::metrics::statsd::{Lines, Told};
+use crate::shutdown;
 
 /// How long sending may take.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -38,7 +39,7 @@ pub(super) async fn run(
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     // The first tick is at once.
     ticks.tick().await;
-    let mut closed = pin!(http::closed(closed));
+    let mut closed = pin!(shutdown::closed(closed));
     let (mut told, mut is_failing) = (Told::default(), false);
     loop {
         let ends = tokio::select! {

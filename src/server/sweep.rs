@@ -12,8 +12,8 @@ use tracing::{debug, warn};
 
 use super::ServerError;
 use crate::clock::Clock;
-use crate::http;
 use crate::limiter::Limiter;
+use crate::shutdown;
 use crate::store::memory::{FullPolicy, Pressure};
 
 /// How often counters that have run out are looked for.
@@ -30,12 +30,12 @@ pub(super) async fn run(
 ) -> Result<(), ServerError> {
     let mut ticks = interval(INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut told = pin!(http::closed(closed));
+    let mut end = pin!(shutdown::closed(closed));
     let mut last_tick = clock.now();
     let mut shortage = Shortage::default();
     loop {
         tokio::select! {
-            () = &mut told => return Ok(()),
+            () = &mut end => return Ok(()),
             _ = ticks.tick() => {}
         }
         // A call that took its time at the last tick has made its decision by now.

@@ -215,8 +215,8 @@ mod tests {
             rules,
             [
                 "ns/gateway/http: #1.k\"\n:_yes: 7 per MONTH true true 1",
-                "ns/gateway/http: #1.free: unlimited false false 0",
                 "ns/gateway/http: #1.k\"\n:_yes.inner*: 0 per WEEK false false 0",
+                "ns/gateway/http: #1.free: unlimited false false 0",
             ]
         );
     }

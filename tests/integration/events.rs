@@ -1,6 +1,6 @@
 //! Edges are told once per key and window, and who is refused most is shown.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -8,14 +8,14 @@ use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::TcpStream;
 use tollgate::clock::{Clock, ManualClock};
 use tollgate::events::{Delivery, EventsConfig, Sink};
-use tollgate::limiter::{Limiter, LimiterConfig};
+use tollgate::limiter::{Limiter, LimiterConfig, Observation, Observer};
 use tollgate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use tollgate::rls::Rls;
 use tollgate::server::{Parts, observers};
 use tollgate::shutdown::Stop;
 use tollgate::top::Top;
 
-use crate::support::{T, TestServer, http, parts, request, rules, server_config};
+use crate::support::{T, TestServer, http, parts, request, rules, server_config, wait_until};
 
 const RULES: &str = "
 domain: d
@@ -96,7 +96,7 @@ impl Watched {
     }
 
     fn events(&mut self) -> Vec<Value> {
-        self.delivery.deliver(self.limiter.store(), self.clock.now());
+        while self.delivery.deliver(self.limiter.store(), self.clock.now()) > 0 {}
         let events = self.delivery.events().ring().unwrap().after(self.seen);
         self.seen = events.last().map_or(self.seen, |event| event.id);
         events
@@ -244,21 +244,33 @@ fn an_event_says_what_whose_and_for_how_long() {
     );
 }
 
-#[test]
-fn looks_and_refunds_are_no_events() {
-    let mut watched = Watched::new(RULES);
-    for _ in 0..6 {
-        watched.ask("spared=a");
+/// Notes the counts before and after what it is told of.
+#[derive(Debug, Default)]
+struct Recorder(Mutex<Vec<(u64, u64)>>);
+
+impl Observer for Recorder {
+    fn observe(&self, observation: &Observation<'_>) {
+        let outcome = observation.outcome;
+        self.0.lock().unwrap().push((outcome.before, outcome.after));
     }
-    watched.told();
-    watched.advance(60);
-    let mut look = request("d", &["fixed=b"]);
+}
+
+#[test]
+fn observers_are_told_of_charges_and_not_of_looks_and_refunds() {
+    let recorder = Arc::new(Recorder::default());
+    let limiter = Limiter::new(LimiterConfig::default()).observed_by([Arc::clone(&recorder) as _]);
+    limiter.set_matcher(rules(RULES));
+    let clock = Clock::Manual(ManualClock::new(Duration::from_secs(T)));
+    let rls = Rls::new(Arc::new(limiter), Arc::new(clock), Arc::default());
+    let charge = request("d", &["fixed=a", "none=b"]);
+    let mut look = request("d", &["fixed=a"]);
     look.descriptors[0].hits_addend = Some(0);
-    watched.ask_all(&look);
-    let mut refund = request("d", &["fixed=b"]);
+    let mut refund = request("d", &["fixed=a"]);
     refund.descriptors[0].is_negative_hits = true;
-    watched.ask_all(&refund);
-    assert_eq!(watched.told(), Vec::<String>::new());
+    for call in [&charge, &look, &refund, &charge] {
+        rls.decide(call).unwrap();
+    }
+    assert_eq!(*recorder.0.lock().unwrap(), [(0, 1), (0, 1)]);
 }
 
 #[test]
@@ -390,7 +402,10 @@ async fn events_can_be_followed_over_http_and_do_not_hold_up_the_end() {
     assert_eq!(http(server.http, "GET", "/events?last=2", "").await.0, 400);
 
     server.ask_to_stop(Stop::Gently).await;
-    server.ended().await.unwrap();
+    let ended = tokio::time::timeout(Duration::from_secs(5), server.ended()).await;
+    ended
+        .expect("it ends long before its grace time is over")
+        .unwrap();
     while let Some(line) = lines.next_line().await.unwrap() {
         assert!(!line.starts_with("data: "), "{line}");
     }
@@ -434,6 +449,31 @@ async fn the_keys_that_are_refused_most_are_shown_for_some_minutes() {
     assert_eq!(later["domains"][0]["seconds"], 400);
     server.set_time(Duration::from_secs(T + 701));
     assert_eq!(get(&server, "/top").await["domains"], json!([]));
+}
+
+#[tokio::test]
+async fn who_comes_too_late_is_told_how_many_events_are_forgotten() {
+    let server = watched_server().await;
+    let mut client = server.client().await;
+    for i in 0..1_100 {
+        let call = request("d", &[&format!("ban={i}")]);
+        client.should_rate_limit(call).await.unwrap();
+    }
+    wait_until("all events", async || {
+        get(&server, "/events").await["events"]
+            .as_array()
+            .unwrap()
+            .last()
+            .unwrap()["id"]
+            == 1_100
+    })
+    .await;
+    let answer = get(&server, "/events?after=10").await;
+    assert_eq!(
+        (&answer["missed"], &answer["events"][0]["id"]),
+        (&json!(66), &json!(77))
+    );
+    assert_eq!(get(&server, "/events").await["missed"], 0);
 }
 
 #[tokio::test]

@@ -13,6 +13,8 @@ use tollgate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descri
 use tollgate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use tollgate::server::Parts;
 use tollgate::shutdown::Stop;
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_client::HealthClient;
 
 use crate::support::{TestServer, http, parts, request, rules, server_config, wait_until};
 
@@ -107,11 +109,16 @@ async fn calls_and_their_errors_are_counted() {
         .await
         .unwrap_err();
     client.should_rate_limit(request("shop", &[])).await.unwrap_err();
+    let mut health = HealthClient::new(server.channel().await);
+    health.check(HealthCheckRequest::default()).await.unwrap();
     // A call over HTTP is none over gRPC.
     http(server.http, "POST", "/json", "{").await;
     assert_eq!(
-        lines(&server, "ratelimit_service_total_requests").await[1],
-        "ratelimit_service_total_requests{grpc_method=\"ShouldRateLimit\"} 3"
+        lines(&server, "ratelimit_service_total_requests").await,
+        [
+            "ratelimit_service_total_requests{grpc_method=\"Check\"} 1",
+            "ratelimit_service_total_requests{grpc_method=\"ShouldRateLimit\"} 3"
+        ]
     );
     assert_eq!(
         lines(&server, "ratelimit_service_should_rate_limit_error").await,
@@ -147,6 +154,28 @@ async fn counters_of_rules_go_on_after_a_reload() {
             )]
         );
     }
+}
+
+#[tokio::test]
+async fn very_long_names_make_no_series() {
+    let server = server(Metrics::default()).await;
+    let long = "x".repeat(100_000);
+    ask(
+        &server,
+        [
+            overridden(&format!("ip={long}")),
+            request("shop", &[&format!("ip={long}")]),
+            request(&long, &["a=b"]),
+        ],
+    )
+    .await;
+    let (_, page) = http(server.http, "GET", "/metrics", "").await;
+    assert!(page.len() < 20_000);
+    let hits = lines(&server, "ratelimit_service_rate_limit_total_hits").await;
+    assert_eq!(
+        hits,
+        ["ratelimit_service_rate_limit_total_hits{domain=\"shop\",key1=\"__overflow__\"} 2"]
+    );
 }
 
 #[tokio::test]
@@ -201,7 +230,7 @@ async fn whatever_stands_in_a_value_the_page_can_be_read() {
     );
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn totals_by_many_clients_are_exact() {
     let server = server(Metrics::default()).await;
     let mut clients = Vec::new();

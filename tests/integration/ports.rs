@@ -181,6 +181,14 @@ async fn connections_end_at_different_times_and_no_answer_is_lost() {
     let (_, page) = http(server.http, "GET", "/metrics", "").await;
     let counted = format!("ratelimit_service_total_requests{{grpc_method=\"ShouldRateLimit\"}} {answers}\n");
     assert!(page.contains(&counted), "{answers} answers, {page}");
+    let connections = page
+        .lines()
+        .find_map(|line| line.strip_prefix("tollgate_grpc_connections_total "))
+        .unwrap();
+    assert!(
+        connections.parse::<usize>().unwrap() >= 2 * CLIENTS,
+        "{connections} connections"
+    );
 }
 
 #[tokio::test]
@@ -373,7 +381,12 @@ async fn a_certificate_is_replaced_by_a_good_one_and_by_no_other() {
     let first = expiry(&server).await;
     call_over_tls(&server, authority.client(None)).await.unwrap();
 
+    let good = ["server.crt", "server.key"].map(|file| (file, fs::read(authority.path(file)).unwrap()));
     for bad in ["expired", "half a pair", "no certificate"] {
+        // From a good pair on, so that each fault is the only one.
+        for (file, content) in &good {
+            fs::write(authority.path(file), content).unwrap();
+        }
         let refusals = load_errors(&server).await;
         match bad {
             "expired" => authority.sign("server", "tollgate.mesh", 2022),

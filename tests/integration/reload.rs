@@ -120,6 +120,7 @@ async fn bad_rules_do_not_replace_good_ones_and_are_told_once() {
     fs::write(&file, rules_of(5)).unwrap();
     wait_for(&server, "config_load_success", 2).await;
     assert_eq!(ask(&server, "k=1").await, "OK: OK2", "two of five are used");
+    assert_eq!(metric(&server, "config_load_error").await, 1);
 }
 
 #[test]
@@ -155,6 +156,27 @@ fn loads_of(parts: &Parts) -> [u64; 2] {
             SampleValue::Counter(count) | SampleValue::Gauge(count) => count,
         }
     })
+}
+
+#[test]
+fn files_that_cannot_be_read_are_tried_again_without_a_change_and_told_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("rules.yaml");
+    fs::write(&file, rules_of(3)).unwrap();
+    let parts = parts(Limiter::new(LimiterConfig::default()));
+    let mut reloader = Reloader::new(RulesConfig {
+        source: paths(directory.path()),
+        merge_domains: false,
+        ignore_dotfiles: false,
+    });
+    // A link that leads nowhere, and then somewhere that looks the same.
+    symlink(directory.path().join("gone"), directory.path().join("more.yaml")).unwrap();
+    (0..10).for_each(|_| reloader.look(&parts.in_force()));
+    assert_eq!(loads_of(&parts), [0, 1]);
+    fs::write(directory.path().join("gone"), "domain: e").unwrap();
+    fs::remove_file(directory.path().join("more.yaml")).unwrap();
+    (0..10).for_each(|_| reloader.look(&parts.in_force()));
+    assert_eq!(loads_of(&parts), [1, 1]);
 }
 
 #[tokio::test]

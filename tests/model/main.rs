@@ -1,4 +1,4 @@
-//! The smallest cases of calls that meet in the store, in every order of their steps.
+//! The smallest cases of calls that meet in the store, in every order of their steps; and larger ones, in many orders.
 //!
 //! ```sh
 //! RUSTFLAGS="--cfg shuttle" cargo test --test model --target-dir target/shuttle
