@@ -339,7 +339,7 @@ impl Serve {
                 }
             }
             let parts = Parts {
-                rules: Some(RulesFrom::Xds(client)),
+                rules: Some(RulesFrom::Xds(Box::new(client))),
                 ..parts
             };
             let server = bind(config, parts).await?;

@@ -106,7 +106,7 @@ pub enum RulesFrom {
     /// Files that may change.
     Files(Reloader),
     /// An xDS server.
-    Xds(XdsClient),
+    Xds(Box<XdsClient>),
 }
 
 impl Parts {

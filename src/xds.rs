@@ -36,6 +36,9 @@ const CONNECT_PATIENCE: Duration = Duration::from_secs(10);
 /// How often a silent connection is asked whether the server is still there.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
 
+/// How long to wait before the same response is refused a second time.
+const FIRST_WAIT: Duration = Duration::from_millis(500);
+
 /// Where the xDS server is, and who asks.
 #[derive(Debug, Clone)]
 pub struct XdsConfig {
@@ -112,6 +115,17 @@ pub struct XdsClient {
     version: String,
     /// How many responses there were, good or bad.
     responses: u64,
+    /// The response that was refused last, unless another came since.
+    refused: Option<Refused>,
+}
+
+/// A response that was refused. Servers of go-control-plane send it again at once, as often as it is refused.
+#[derive(Debug)]
+struct Refused {
+    response: DiscoveryResponse,
+    fault: String,
+    /// How long to wait before it is refused again.
+    wait: Duration,
 }
 
 impl XdsClient {
@@ -122,6 +136,7 @@ impl XdsClient {
             in_force,
             version: String::new(),
             responses: 0,
+            refused: None,
         }
     }
 
@@ -164,7 +179,10 @@ impl XdsClient {
         requests.send(first).await.map_err(|_| StreamError::Ended)?;
         let mut responses = self.open(channel, outgoing).await?;
         while let Some(response) = responses.message().await? {
-            let request = self.take(response);
+            let request = match self.refuse_again(&response).await {
+                Some(request) => request,
+                None => self.take(response),
+            };
             requests.send(request).await.map_err(|_| StreamError::Ended)?;
             if is_enough(self) {
                 return Ok(());
@@ -187,18 +205,38 @@ impl XdsClient {
         Ok(client.stream_aggregated_resources(request).await?.into_inner())
     }
 
+    /// What to say to a response that was refused already, after a wait that grows each time. `None` for another.
+    async fn refuse_again(&mut self, response: &DiscoveryResponse) -> Option<DiscoveryRequest> {
+        let refused = self.refused.as_mut().filter(|refused| {
+            let before = &refused.response;
+            before.version_info == response.version_info && before.resources == response.resources
+        })?;
+        sleep(jittered(refused.wait)).await;
+        refused.wait = refused.wait.saturating_mul(2).min(self.config.max_backoff);
+        let fault = refused.fault.clone();
+        Some(self.request(response.nonce.clone(), Some(fault)))
+    }
+
     /// Puts the rules of a response in force, or not. What to say to it.
     fn take(&mut self, response: DiscoveryResponse) -> DiscoveryRequest {
         self.responses += 1;
-        let fault = match self.put_in_force(&response) {
+        let nonce = response.nonce.clone();
+        match self.put_in_force(&response) {
             Ok(()) => {
                 debug!(version = response.version_info, "took rules from the xDS server");
                 self.version = response.version_info;
-                None
+                self.refused = None;
+                self.request(nonce, None)
             }
-            Err(fault) => Some(fault),
-        };
-        self.request(response.nonce, fault)
+            Err(fault) => {
+                self.refused = Some(Refused {
+                    response,
+                    fault: fault.clone(),
+                    wait: FIRST_WAIT,
+                });
+                self.request(nonce, Some(fault))
+            }
+        }
     }
 
     /// The reason if that cannot be done.

@@ -3,7 +3,7 @@
 
     suite.py --bin target/release/tollgate
 
-Needs the packages of requirements.txt, with `envoy` on PATH. Prints a line per check and, last, 'N passed, M failed'.
+Needs the packages of requirements.txt, with `envoy` and `go` on PATH. Prints a line per check and, last, 'N passed, M failed'.
 """
 import argparse
 import concurrent.futures
@@ -351,6 +351,52 @@ def connections_that_end_for_their_age_cost_no_call(lab):
             equal(tollgate.metric("tollgate_grpc_connections"), 1)
     finally:
         tollgate.stop()
+
+
+# ---------------------------------------------------------- rules over xDS
+@check
+def go_control_plane_hands_out_rules(lab):
+    """5,000 rules, then a bad set, then a good one."""
+    built = lab.directory / "xds"
+    subprocess.run(["go", "build", "-o", built, "."], cwd=HERE.parent / "xds", check=True)
+    server = subprocess.Popen([built], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+    directory = lab.directory / "of-xds"
+    directory.mkdir()
+    tollgate = Tollgate(lab.binary, HERE / "rules.yaml", directory, {
+        "DEBUG_PORT": "0", "CONFIG_TYPE": "GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_NODE_ID": "envoy-ratelimit",
+        "CONFIG_GRPC_XDS_SERVER_URL": f"127.0.0.1:{server.stdout.readline().strip()}",
+        "FORCE_START_WITHOUT_INITIAL_CONFIG": "true"})
+    try:
+        tollgate.wait_for_ports()
+
+        def push(rules, answer):
+            """Hands out rules, and waits for an answer that starts so. Rules that are refused are handed out again and again."""
+            print(rules, file=server.stdin)
+            while not (line := server.stdout.readline()).startswith(answer):
+                assert line.startswith("nack"), line
+            return line
+
+        def remaining():
+            answer = call_server(tollgate, request({"k": "v4999"}))
+            return answer.statuses[0].current_limit.requests_per_unit, answer.statuses[0].limit_remaining
+        try:
+            remaining()
+            raise AssertionError("there are no rules yet")
+        except grpc.RpcError as error:
+            equal(error.code(), grpc.StatusCode.UNAVAILABLE)
+        push("good 5", "ack 1")
+        equal(remaining(), (5, 4))
+        refused = push("bad", "nack 1 ")
+        assert "lab.k_v2500.rate_limit: unit" in refused, refused
+        equal(remaining(), (5, 3))
+        push("good 7", "ack 3")
+        equal(remaining(), (7, 4))
+        assert "loaded 5000 rules" in tollgate.log.read_text()
+        equal(tollgate.log.read_text().count("cannot load the rules"), 1)
+    finally:
+        tollgate.stop()
+        server.kill()
+        server.wait()
 
 
 # ----------------------------------------------------------------- the clock

@@ -139,7 +139,7 @@ async fn serve(address: SocketAddr) -> TestServer {
     };
     let client = XdsClient::new(config(address), parts.in_force());
     let parts = Parts {
-        rules: Some(RulesFrom::Xds(client)),
+        rules: Some(RulesFrom::Xds(Box::new(client))),
         ..parts
     };
     TestServer::start_parts(server_config(), parts).await
@@ -162,6 +162,14 @@ fn rules(domain: &str, unit: i32, limit: u32) -> RateLimitConfig {
 }
 
 const HOUR: i32 = 3;
+
+/// The line of the metric that counts rules that could not be used.
+async fn errors(server: &TestServer) -> String {
+    let (_, page) = http(server.http, "GET", "/metrics", "").await;
+    let mut lines = page.lines();
+    let line = lines.find(|line| line.starts_with("ratelimit_service_config_load_error "));
+    line.expect("it is always there").to_owned()
+}
 
 async fn ask(server: &TestServer, domain: &str, value: &str) -> String {
     let mut client = server.client().await;
@@ -211,6 +219,14 @@ async fn good_rules_are_accepted_and_bad_ones_refused_with_the_reason() {
         .await;
     assert!(fault.unwrap().contains("duplicate"), "a domain can be named once");
     assert_eq!(ask(&server, "a", "1").await, "OK: OK3");
+
+    // Some servers send again what was refused. It is refused again, in peace, and not counted as another fault.
+    let again = [rules("a", HOUR, 5), rules("a", HOUR, 6)];
+    let before = errors(&server).await;
+    for _ in 0..2 {
+        assert!(stream.push("3", &again).await.2.unwrap().contains("duplicate"));
+    }
+    assert_eq!(errors(&server).await, before);
 
     // What is missing from a response is gone.
     let accepted = stream.push("4", &[rules("a", HOUR, 10)]).await;
