@@ -5,6 +5,7 @@ mod server_settings;
 mod settings;
 mod stats_settings;
 mod values;
+mod without_effect;
 mod xds_settings;
 
 use std::env;
@@ -281,7 +282,7 @@ impl Serve {
         raise_limit_of_connections();
         let config = self.server.to_config().map_err(anyhow::Error::msg)?;
         let xds = self.xds.to_config(self.rules.merge_domains());
-        let ignored = settings::without_effect().join(", ");
+        let ignored = without_effect::set().join(", ");
         if !ignored.is_empty() {
             warn!(
                 variables = ignored,

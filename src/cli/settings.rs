@@ -3,7 +3,6 @@
 //! Variables without a prefix are those of envoyproxy/ratelimit and mean what they mean there.
 
 use std::collections::BTreeSet;
-use std::env;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -22,30 +21,6 @@ use crate::top::Top;
 
 /// Where envoyproxy/ratelimit looks for rules if it is not told.
 const DEFAULT_RUNTIME_ROOT: &str = "/srv/runtime_data/current";
-
-/// Variables of envoyproxy/ratelimit whose effect does not exist here: what they ask for goes without saying, is no concern of
-/// counters in memory, or is not there yet.
-const WITHOUT_EFFECT: [&str; 13] = [
-    "BACKEND_TYPE",
-    "CACHE_KEY_PREFIX",
-    "EXPIRATION_JITTER_MAX_SECONDS",
-    "LOCAL_CACHE_SIZE_IN_BYTES",
-    "MEMCACHE_HOST_PORT",
-    "MEMCACHE_SRV",
-    "PROMETHEUS_MAPPER_YAML",
-    "REDIS_AUTH",
-    "REDIS_PERSECOND_URL",
-    "REDIS_SOCKET_TYPE",
-    "REDIS_TYPE",
-    "REDIS_URL",
-    "TRACING_ENABLED",
-];
-
-/// The variables that are set and mean nothing here.
-pub(super) fn without_effect() -> Vec<&'static str> {
-    let is_set = |variable: &&str| env::var_os(variable).is_some_and(|value| !value.is_empty());
-    WITHOUT_EFFECT.into_iter().filter(is_set).collect()
-}
 
 /// How rule files are read.
 #[derive(Debug, Args)]

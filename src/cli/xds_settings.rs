@@ -56,6 +56,9 @@ pub(super) struct XdsSettings {
     /// The wait before the first new attempt; doubled with each further one, and up to half more or less
     #[arg(long, env, value_name = "DURATION", value_parser = values::period, default_value = "3s")]
     config_grpc_xds_server_connect_retry_interval: Duration,
+    /// The same; if it is set, the other is not used
+    #[arg(long, env, value_name = "DURATION", value_parser = values::period)]
+    xds_client_backoff_initial_interval: Option<Duration>,
     /// The longest wait
     #[arg(long, env, value_name = "DURATION", value_parser = values::period, default_value = "60s")]
     xds_client_backoff_max_interval: Duration,
@@ -84,7 +87,8 @@ impl XdsSettings {
                 Ok((name, value))
             })
             .collect();
-        let initial_backoff = self.config_grpc_xds_server_connect_retry_interval;
+        let retry_interval = self.config_grpc_xds_server_connect_retry_interval;
+        let initial_backoff = self.xds_client_backoff_initial_interval.unwrap_or(retry_interval);
         Ok(Some(XdsConfig {
             server: self.config_grpc_xds_server_url.clone(),
             node_id: self.config_grpc_xds_node_id.clone(),

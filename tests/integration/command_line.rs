@@ -333,7 +333,7 @@ fn what_cannot_be_ignored_is_refused_and_the_rest_is_named_once() {
         ],
     );
     let line = served.line_with("without effect");
-    assert!(line.contains(": REDIS_URL\""), "{line}");
+    assert!(line.contains(": REDIS_URL (there is no Redis)\""), "{line}");
 }
 
 #[test]
