@@ -1,6 +1,7 @@
 //! The command line: every flag, the environment variable behind it, and the commands.
 
 mod control_group;
+mod effective;
 mod server_settings;
 mod settings;
 mod stats_settings;
@@ -20,7 +21,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
 use clap::error::{ContextKind, ContextValue};
-use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+use clap::{ArgMatches, Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use futures_util::stream::StreamExt as _;
 use indicatif::{ProgressBar, ProgressStyle};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -63,6 +64,8 @@ struct Cli {
 enum Command {
     /// Serve decisions over gRPC (the default)
     Serve(Box<Serve>),
+    /// Print what each setting of the server comes to, and where that was said
+    Env(Box<Serve>),
     /// Check rule files: print every error and warning
     Check(Check),
     /// Run recorded requests against rules, on a clock that follows the recording
@@ -125,8 +128,8 @@ struct ReplayCommand {
 
 /// Runs the program.
 pub fn main() -> ExitCode {
-    let cli = match parse(env::args_os().collect()) {
-        Ok(cli) => cli,
+    let (cli, matches) = match parse(env::args_os().collect()) {
+        Ok(parsed) => parsed,
         Err(error) => {
             // Nobody to tell if it cannot be printed.
             let _ = error.print();
@@ -139,6 +142,7 @@ pub fn main() -> ExitCode {
     };
     let done = match cli.command {
         Command::Serve(serve) => serve.run(),
+        Command::Env(_) => print_settings(&matches),
         Command::Check(check) => check.run(),
         Command::Replay(replay) => replay.run(),
     };
@@ -174,7 +178,7 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
 }
 
 /// Reads the command line; what it does not say comes from the environment.
-fn parse(mut arguments: Vec<OsString>) -> Result<Cli, clap::Error> {
+fn parse(mut arguments: Vec<OsString>) -> Result<(Cli, ArgMatches), clap::Error> {
     let help = ["-h", "--help", "-V", "--version"];
     // Manifests for envoyproxy/ratelimit give its path as the command, or as an argument; it takes no others.
     if arguments
@@ -197,7 +201,21 @@ fn parse(mut arguments: Vec<OsString>) -> Result<Cli, clap::Error> {
     let matches = command
         .try_get_matches_from_mut(arguments)
         .map_err(|error| name_variable(error, &command))?;
-    Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
+    let cli = Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))?;
+    Ok((cli, matches))
+}
+
+/// `matches` are of a command line that names a command.
+fn print_settings(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
+    let mut command = Cli::command();
+    // Completes what the derivation leaves for later.
+    command.build();
+    let (name, matches) = matches.subcommand().context("there is no command")?;
+    let command = command
+        .find_subcommand(name)
+        .context("there is no such command")?;
+    effective::print(command, matches)?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Adds to the message about a bad value which environment variable it came from.
@@ -619,7 +637,7 @@ mod tests {
     fn without_a_command_it_serves() {
         #[track_caller]
         fn test(arguments: &[&str], serves: bool) {
-            let cli =
+            let (cli, _) =
                 parse(arguments.iter().map(OsString::from).collect()).expect("it is a valid command line");
             assert_eq!(matches!(cli.command, Command::Serve(_)), serves, "{arguments:?}");
         }

@@ -650,3 +650,25 @@ fn a_file_that_is_no_snapshot_is_kept_and_told_of() {
         "{err}"
     );
 }
+
+#[test]
+fn env_prints_what_each_setting_comes_to_and_where_that_was_said() {
+    let mut command = tollgate(&["env", "--port", "18080"]);
+    command
+        .env("GRPC_PORT", "0x10")
+        .env("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", "token:secret");
+    let (code, out, _) = run(command);
+    assert_eq!(code, 0);
+    for line in [
+        "PORT=18080\t# --port",
+        "GRPC_PORT=0x10\t# environment",
+        "LOG_LEVEL=warn\t# default",
+        "GRPC_UDS=\t# default",
+        "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS=***\t# environment",
+    ] {
+        assert!(out.lines().any(|shown| shown == line), "{line} is not in {out}");
+    }
+    let mut command = tollgate(&["env"]);
+    command.env("GRPC_PORT", "x");
+    assert_eq!(run(command).0, 2);
+}
