@@ -198,6 +198,8 @@ pub struct ServerConfig {
     pub debug: Option<Listen>,
     /// The port that Prometheus reads, if it has one of its own.
     pub prometheus: Option<PrometheusConfig>,
+    /// On all metrics, by name.
+    pub extra_tags: Vec<(String, String)>,
     /// Where statsd is, if it is told anything.
     pub statsd: Option<StatsdConfig>,
     /// How often it is looked whether rules and certificates have changed.

@@ -286,6 +286,7 @@ impl Server {
             top,
             metrics,
             limiter: Arc::clone(&limiter),
+            extra_tags: config.extra_tags.into(),
             health: health.clone(),
             clock: Arc::clone(&clock),
             certificates: [("grpc", &ports.grpc_tls), ("http", &ports.http_tls)]

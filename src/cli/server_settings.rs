@@ -90,6 +90,7 @@ impl ServerSettings {
             http_tls: self.tls.of_http()?,
             debug: Some(tcp(&self.debug_host, self.debug_port)),
             prometheus: self.stats.prometheus(),
+            extra_tags: self.stats.tags(),
             statsd: self.stats.statsd()?,
             look_interval: LOOK_INTERVAL,
             shutdown_linger: self.shutdown_linger,

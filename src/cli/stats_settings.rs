@@ -39,7 +39,7 @@ pub(super) struct StatsSettings {
     /// How often it is told what has been added
     #[arg(long, env, value_name = "DURATION", value_parser = values::period, default_value = "10s")]
     stats_flush_interval: Duration,
-    /// Tags of everything that is sent to statsd: name:value, with commas between them
+    /// Tags of all metrics: name:value, with commas between them
     #[arg(long, env, value_name = "TAGS", value_parser = values::pairs, default_value = "", hide_default_value = true)]
     extra_tags: values::Pairs,
     /// Names N of rules that make tags of parts of names for dogstatsd, with commas between them; each is in the variables
@@ -73,6 +73,14 @@ impl StatsSettings {
         })
     }
 
+    /// What is on all metrics, by name; without tags that have no value.
+    pub(super) fn tags(&self) -> Vec<(String, String)> {
+        let mut tags = self.extra_tags.0.clone();
+        tags.retain(|(_, value)| !value.is_empty());
+        tags.sort();
+        tags
+    }
+
     /// What is sent to statsd. That is the default of envoyproxy/ratelimit, but only where nothing else was asked for.
     pub(super) fn statsd(&self) -> Result<Option<StatsdConfig>, String> {
         if self.disable_stats {
@@ -96,9 +104,6 @@ impl StatsSettings {
             _ if self.use_statsd == Some(false) => return Ok(None),
             _ => Format::Statsd,
         };
-        let mut tags = self.extra_tags.0.clone();
-        tags.retain(|(_, value)| !value.is_empty());
-        tags.sort();
         Ok(Some(StatsdConfig {
             host: self.statsd_host.clone(),
             port: self.statsd_port,
@@ -107,7 +112,10 @@ impl StatsSettings {
                 Format::DogStatsd(_) => Protocol::Udp,
             },
             flush_interval: self.stats_flush_interval,
-            lines: Lines { format, tags },
+            lines: Lines {
+                format,
+                tags: self.tags(),
+            },
             is_asked_for: !asked_for.is_empty(),
         }))
     }

@@ -135,8 +135,9 @@ pub(super) fn full_policy(text: &str) -> Result<FullPolicy, String> {
 
 /// Where events go, with commas between them; nowhere if there is nothing.
 pub(super) fn sinks(text: &str) -> Result<BTreeSet<Sink>, String> {
-    let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
+    let names = text.split(',').map(str::trim);
     names
+        .filter(|name| !matches!(*name, "" | "none"))
         .map(|name| match name {
             "log" => Ok(Sink::Log),
             "counter" => Ok(Sink::Counter),
@@ -150,6 +151,9 @@ pub(super) fn sinks(text: &str) -> Result<BTreeSet<Sink>, String> {
 const MOST_TOP: usize = 1_000;
 
 pub(super) fn top(text: &str) -> Result<usize, String> {
+    if text.is_empty() {
+        return Ok(0);
+    }
     text.parse()
         .ok()
         .filter(|keys| *keys <= MOST_TOP)

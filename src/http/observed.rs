@@ -34,6 +34,8 @@ pub struct Shown {
     pub metrics: Arc<Metrics>,
     /// Whose counters are counted.
     pub limiter: Arc<Limiter>,
+    /// On all metrics.
+    pub extra_tags: Arc<[(String, String)]>,
     /// Whether traffic is wanted.
     pub health: Health,
     /// The certificates in use, by what they are for.
@@ -126,13 +128,14 @@ pub(super) async fn metrics(State(shown): State<Shown>) -> Response {
 }
 
 fn page(shown: &Shown) -> String {
-    let certificates = &shown.certificates;
-    prometheus::page(
-        &shown.metrics,
-        &shown.limiter,
-        shown.events.as_deref(),
-        certificates,
-    )
+    let page = prometheus::Page {
+        metrics: &shown.metrics,
+        limiter: &shown.limiter,
+        events: shown.events.as_deref(),
+        certificates: &shown.certificates,
+        extra_labels: &shown.extra_tags,
+    };
+    page.to_string()
 }
 
 fn off(advice: &'static str) -> Response {

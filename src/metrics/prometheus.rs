@@ -5,6 +5,7 @@
 //! hold.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,33 +25,44 @@ pub const CONTENT_TYPE: &str = ::prometheus::TEXT_FORMAT;
 /// The buckets of envoyproxy/ratelimit start here.
 const LEAST_RESPONSE_TIME: Duration = Duration::from_millis(5);
 
-/// The page. `certificates` are those of the ports that have TLS, by what these are for.
-pub fn page(
-    metrics: &Metrics,
-    limiter: &Limiter,
-    events: Option<&Events>,
-    certificates: &[(&str, Arc<Tls>)],
-) -> String {
-    let mut families = Families::default();
-    for sample in metrics.samples(limiter, events) {
-        families.add(&sample);
+/// What is shown.
+#[derive(Debug, Clone, Copy)]
+pub struct Page<'a> {
+    /// What is counted.
+    pub metrics: &'a Metrics,
+    /// Whose counters are counted.
+    pub limiter: &'a Limiter,
+    /// Events, if there are any.
+    pub events: Option<&'a Events>,
+    /// The certificates of the ports that have TLS, by what these are for.
+    pub certificates: &'a [(&'static str, Arc<Tls>)],
+    /// On everything.
+    pub extra_labels: &'a [(String, String)],
+}
+
+impl fmt::Display for Page<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut families = Families::default();
+        for sample in self.metrics.samples(self.limiter, self.events) {
+            families.add(&sample);
+        }
+        for (port, tls) in self.certificates {
+            families.add_certificate(port, tls);
+        }
+        let observed = self.metrics.response_time.observed();
+        families.0.insert(
+            "ratelimit_service_response_time_seconds".to_owned(),
+            Family::Histogram(
+                vec![("grpc_method", "ShouldRateLimit".to_owned())],
+                histogram(&observed, LEAST_RESPONSE_TIME),
+            ),
+        );
+        families.0.insert(
+            "tollgate_decision_seconds".to_owned(),
+            Family::Histogram(Vec::new(), histogram(&observed, Duration::ZERO)),
+        );
+        f.write_str(&families.encode(self.extra_labels))
     }
-    let observed = metrics.response_time.observed();
-    families.0.insert(
-        "ratelimit_service_response_time_seconds".to_owned(),
-        Family::Histogram(
-            vec![("grpc_method", "ShouldRateLimit".to_owned())],
-            histogram(&observed, LEAST_RESPONSE_TIME),
-        ),
-    );
-    families.0.insert(
-        "tollgate_decision_seconds".to_owned(),
-        Family::Histogram(Vec::new(), histogram(&observed, Duration::ZERO)),
-    );
-    for (port, tls) in certificates {
-        families.add_certificate(port, tls);
-    }
-    families.encode()
 }
 
 /// By name.
@@ -62,45 +74,43 @@ type Labels = Vec<(&'static str, String)>;
 #[derive(Debug)]
 enum Family {
     Counters(BTreeMap<Labels, u64>),
-    Gauges(BTreeMap<Labels, i64>),
+    Gauges(BTreeMap<Labels, u64>),
     Histogram(Labels, Histogram),
 }
 
 impl Families {
-    fn add_certificate(&mut self, port: &str, tls: &Tls) {
-        let labels = || vec![("port", port.to_owned())];
-        let expiry = "tollgate_certificate_expiry_seconds".to_owned();
-        if let Family::Gauges(gauges) = self
-            .0
-            .entry(expiry)
-            .or_insert_with(|| Family::Gauges(BTreeMap::new()))
-        {
-            gauges.insert(labels(), tls.expiry());
-        }
-        let errors = "tollgate_certificate_load_errors_total".to_owned();
-        if let Family::Counters(counters) = self
-            .0
-            .entry(errors)
-            .or_insert_with(|| Family::Counters(BTreeMap::new()))
-        {
-            counters.insert(labels(), tls.load_errors());
-        }
-        let errors = "tollgate_tls_handshake_errors_total".to_owned();
-        if let Family::Counters(counters) = self
-            .0
-            .entry(errors)
-            .or_insert_with(|| Family::Counters(BTreeMap::new()))
-        {
-            counters.insert(labels(), tls.handshake_errors());
-        }
-    }
-
     fn add(&mut self, sample: &Sample) {
         let (name, labels) = named(&sample.name);
-        match sample.value {
+        self.put(name, labels, sample.value);
+    }
+
+    fn add_certificate(&mut self, port: &str, tls: &Tls) {
+        let mut put = |name: &str, value| self.put(name.to_owned(), vec![("port", port.to_owned())], value);
+        put(
+            "tollgate_certificate_expiry_seconds",
+            SampleValue::Gauge(tls.expiry().max(0).cast_unsigned()),
+        );
+        put(
+            "tollgate_certificate_load_errors_total",
+            SampleValue::Counter(tls.load_errors()),
+        );
+        put(
+            "tollgate_tls_handshake_errors_total",
+            SampleValue::Counter(tls.handshake_errors()),
+        );
+    }
+
+    /// Adds a value to its family. Counters of equal labels are one: deeper rules are folded together.
+    fn put(&mut self, name: String, labels: Labels, value: SampleValue) {
+        match value {
             SampleValue::Gauge(value) => {
-                let gauges = [(labels, value.cast_signed())].into();
-                self.0.insert(name, Family::Gauges(gauges));
+                let family = self
+                    .0
+                    .entry(name)
+                    .or_insert_with(|| Family::Gauges(BTreeMap::new()));
+                if let Family::Gauges(gauges) = family {
+                    gauges.insert(labels, value);
+                }
             }
             SampleValue::Counter(value) => {
                 let family = self
@@ -115,12 +125,23 @@ impl Families {
         }
     }
 
-    fn encode(self) -> String {
-        let families: Vec<MetricFamily> = self
+    fn encode(self, extra_labels: &[(String, String)]) -> String {
+        let extra: Vec<LabelPair> = extra_labels
+            .iter()
+            .map(|(name, value)| pair(&plain(name), value.clone()))
+            .collect();
+        let mut families: Vec<MetricFamily> = self
             .0
             .into_iter()
             .map(|(name, family)| family.encoded(name))
             .collect();
+        for metric in families
+            .iter_mut()
+            .flat_map(|family| family.mut_metric().iter_mut())
+        {
+            let labels = [metric.take_label(), extra.clone()].concat();
+            metric.set_label(labels);
+        }
         let mut page = Vec::new();
         TextEncoder::new()
             .encode(&families, &mut page)
@@ -174,13 +195,17 @@ impl Family {
 }
 
 fn pairs(labels: Labels) -> Vec<LabelPair> {
-    let pairs = labels.into_iter().map(|(name, value)| {
-        let mut pair = LabelPair::default();
-        pair.set_name(name.to_owned());
-        pair.set_value(value);
-        pair
-    });
-    pairs.collect()
+    labels
+        .into_iter()
+        .map(|(name, value)| pair(name, value))
+        .collect()
+}
+
+fn pair(name: &str, value: String) -> LabelPair {
+    let mut pair = LabelPair::default();
+    pair.set_name(name.to_owned());
+    pair.set_value(value);
+    pair
 }
 
 fn histogram(observed: &Observed, least: Duration) -> Histogram {

@@ -257,6 +257,21 @@ async fn totals_by_many_clients_are_exact() {
     }
 }
 
+#[tokio::test]
+async fn extra_tags_are_labels_of_everything() {
+    let mut config = server_config();
+    config.extra_tags = vec![("a-z".into(), "eu.1".into())];
+    let parts = parts(Limiter::new(LimiterConfig::default()));
+    let server = TestServer::start_parts(config, parts).await;
+    let (_, page) = http(server.http, "GET", "/metrics", "").await;
+    let metrics: Vec<&str> = page.lines().filter(|line| !line.starts_with('#')).collect();
+    assert!(metrics.len() > 20);
+    for metric in metrics {
+        assert!(metric.contains("a_z=\"eu.1\""), "{metric}");
+    }
+    assert!(page.contains("ratelimit_service_config_load_error{a_z=\"eu.1\"} 0"));
+}
+
 // === statsd ===
 
 fn statsd(address: std::net::SocketAddr, protocol: Protocol) -> StatsdConfig {

@@ -207,6 +207,7 @@ pub(crate) fn server_config() -> ServerConfig {
         http_tls: None,
         debug: Some(free_port()),
         prometheus: None,
+        extra_tags: Vec::new(),
         statsd: None,
         look_interval: Duration::from_millis(20),
         shutdown_linger: Duration::ZERO,
