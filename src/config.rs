@@ -219,6 +219,8 @@ pub struct GrpcConfig {
     pub listen: Listen,
     /// TLS, if it has any.
     pub tls: Option<TlsConfig>,
+    /// How many connections it takes at a time. More are closed without an answer.
+    pub max_connections: usize,
     /// How long connections live; for ever if that is not said.
     pub max_connection_age: Option<ConnectionAge>,
 }

@@ -24,7 +24,6 @@ use self::bans::Bans;
 use crate::clock::{Timestamp, milliseconds_rounded_up};
 use crate::key::CounterKey;
 use crate::limiter::{EntryText, Observation, Observer};
-use crate::rate_limit::Algorithm;
 use crate::statistics::near_limit_threshold;
 use crate::store::memory::MemoryStore;
 
@@ -172,11 +171,10 @@ impl Events {
         })
     }
 
-    /// Whether the hits took the counter over the threshold beyond which it is near its limit.
-    fn comes_near(&self, observation: &Observation<'_>) -> bool {
+    /// Whether the counter is near its limit after the hits.
+    fn is_near(&self, observation: &Observation<'_>) -> bool {
         let (outcome, limit) = (observation.outcome, observation.hit.limit);
-        let near = near_limit_threshold(limit, self.config.near_limit_ratio);
-        !outcome.over_limit && outcome.before <= near && outcome.after > near
+        !outcome.over_limit && outcome.after > near_limit_threshold(limit, self.config.near_limit_ratio)
     }
 
     fn announce(&self, observation: &Observation<'_>, kind: EventKind) {
@@ -214,10 +212,10 @@ impl Events {
 
 impl Observer for Events {
     fn observe(&self, observation: &Observation<'_>) {
-        if self.comes_near(observation) {
+        if self.is_near(observation) {
             self.announce(observation, EventKind::NearLimit);
         }
-        if goes_over(observation) {
+        if is_over(observation) {
             self.announce(observation, EventKind::OverLimit);
         }
         // The store says this once for each ban.
@@ -236,16 +234,11 @@ impl Observer for Events {
     }
 }
 
-/// Whether the hits may be the first in their window that are refused. Where refused hits are counted the counter tells, so
-/// that the many hits after the first go no further; else each refused hit looks like the first. In a window in which a reload makes a limit
-/// smaller than its count nothing is told.
-fn goes_over(observation: &Observation<'_>) -> bool {
-    let (outcome, limit) = (observation.outcome, observation.hit.limit);
+/// Whether the hits were refused by the limit, and not by a ban that runs.
+fn is_over(observation: &Observation<'_>) -> bool {
+    let outcome = observation.outcome;
     let was_banned = outcome.ban.is_some_and(|ban| !ban.started);
-    let counter_tells =
-        matches!(limit.algorithm, Algorithm::FixedWindow(_)) && limit.charge_refused && limit.burst.is_none();
-    let is_first = outcome.before <= u64::from(limit.capacity());
-    outcome.over_limit && !was_banned && (!counter_tells || is_first)
+    outcome.over_limit && !was_banned
 }
 
 // === impl Event ===

@@ -39,7 +39,14 @@ impl FileWatch {
 
     /// Looks at the files, which may be others by now. Whether they are to be read: they are different from when they last
     /// were, and the same as at the last look.
+    ///
+    /// Pipes and devices are never news: whoever opens one may wait for ever.
     pub(crate) fn is_news(&mut self, files: Vec<PathBuf>) -> bool {
+        let is_special =
+            |path: &PathBuf| fs::metadata(path).is_ok_and(|file| !file.is_file() && !file.is_dir());
+        if files.iter().any(is_special) {
+            return false;
+        }
         let now = Fingerprint::of(files);
         if now == self.taken_up {
             self.unsettled = 0;
@@ -149,6 +156,18 @@ mod tests {
         assert!(!watch.is_news());
         fs::remove_file(&temporary).unwrap();
         assert_eq!([watch.is_news(), watch.is_news()], [false, false]);
+    }
+
+    #[test]
+    fn what_is_no_file_is_no_news() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut watch = watch(directory.path());
+        let link = directory.path().join("a.yaml");
+        symlink("/dev/zero", &link).unwrap();
+        assert_eq!([watch.is_news(), watch.is_news()], [false, false]);
+        fs::remove_file(&link).unwrap();
+        fs::write(&link, "domain: a").unwrap();
+        assert_eq!([watch.is_news(), watch.is_news()], [false, true]);
     }
 
     #[test]

@@ -315,7 +315,9 @@ impl Server {
             routes: routes.prepare(),
             tls: grpc_tls,
             age: config.grpc.max_connection_age,
+            most_connections: config.grpc.max_connections,
             metrics: Arc::clone(&shown.metrics),
+            waiting: Arc::default(),
             closed: closed.clone(),
         };
         tasks.spawn(grpc.run(ports.grpc));

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use nix::sys::resource::{Resource, getrlimit};
 use rustls::pki_types::ServerName;
 use tracing::warn;
 
@@ -11,6 +12,9 @@ use super::stats_settings::StatsSettings;
 use super::values;
 use crate::config::{ConnectionAge, GrpcConfig, Listen, ServerConfig, SnapshotConfig};
 use crate::tls::TlsConfig;
+
+/// How many connections the gRPC port takes at most.
+const MOST_CONNECTIONS: usize = 100_000;
 
 /// How often it is looked whether files have changed: some system calls each time.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
@@ -81,6 +85,7 @@ impl ServerSettings {
             grpc: GrpcConfig {
                 listen,
                 tls: self.tls.of_grpc()?,
+                max_connections: most_connections(),
                 max_connection_age: (!self.grpc_max_connection_age.is_zero()).then_some(ConnectionAge {
                     most: self.grpc_max_connection_age,
                     grace: self.grpc_max_connection_age_grace,
@@ -105,6 +110,15 @@ impl ServerSettings {
     pub(super) fn needs_rules(&self) -> bool {
         self.healthy_with_at_least_one_config_loaded
     }
+}
+
+/// As many as there are file descriptors, but for those that the HTTP ports, files and the log need.
+fn most_connections() -> usize {
+    const OTHERS: u64 = 1_200;
+    let most = getrlimit(Resource::RLIMIT_NOFILE).map_or(u64::MAX, |(most, _)| most);
+    usize::try_from(most.saturating_sub(OTHERS).max(most / 2))
+        .unwrap_or(MOST_CONNECTIONS)
+        .min(MOST_CONNECTIONS)
 }
 
 /// TLS of the gRPC and the HTTP port.

@@ -7,6 +7,9 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 use walkdir::{DirEntry, WalkDir};
 
+/// How large a rule file may be, in bytes: some million rules.
+const LARGEST_FILE: u64 = 256 << 20;
+
 /// A rule file as read.
 #[derive(Debug, Clone)]
 pub struct SourceFile {
@@ -26,6 +29,12 @@ pub enum SourceError {
         path: PathBuf,
         /// Why that failed.
         source: io::Error,
+    },
+    /// The file is no rule file that anybody would write.
+    #[error("{}: larger than {LARGEST_FILE} bytes; split it, or keep it out of the rules", path.display())]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
     },
     /// The file holds something else than text.
     #[error("{}: not UTF-8 from byte {valid_up_to} on; save the file as UTF-8, or keep it out of the rules", path.display())]
@@ -77,7 +86,12 @@ pub(super) fn list(paths: &[PathBuf], ignore_dotfiles: bool) -> Vec<PathBuf> {
         .flat_map(|path| files_below(path, ignore_dotfiles));
     files
         .map(|file| match file {
-            Ok(path) | Err(SourceError::Unreadable { path, .. } | SourceError::NotText { path, .. }) => path,
+            Ok(path)
+            | Err(
+                SourceError::Unreadable { path, .. }
+                | SourceError::NotText { path, .. }
+                | SourceError::TooLarge { path },
+            ) => path,
         })
         .collect()
 }
@@ -118,6 +132,11 @@ fn is_file(entry: &DirEntry) -> bool {
 }
 
 fn read_file(path: &Path) -> Result<SourceFile, SourceError> {
+    if fs::metadata(path).is_ok_and(|metadata| metadata.len() > LARGEST_FILE) {
+        return Err(SourceError::TooLarge {
+            path: path.to_owned(),
+        });
+    }
     let bytes = fs::read(path).map_err(|source| SourceError::Unreadable {
         path: path.to_owned(),
         source,

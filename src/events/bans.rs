@@ -7,8 +7,8 @@ use super::{Ban, Event};
 use crate::clock::Timestamp;
 use crate::store::memory::MemoryStore;
 
-/// How many bans are watched. The ends of more than that are not told.
-const MOST_WATCHED: usize = 65_536;
+/// How many bans are watched, each with its event. The ends of more than that are not told.
+const MOST_WATCHED: usize = 16_384;
 
 /// The bans that run, each with the event that told of its start.
 #[derive(Debug, Default)]

@@ -61,8 +61,12 @@ pub(super) async fn secured(
     let Some(tls) = tls else {
         return Some(Either::Left(connection));
     };
-    let agreed = timeout(HANDSHAKE_PATIENCE, tls.acceptor().accept(connection)).await;
-    match agreed.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
+    let agreed = tokio::select! {
+        agreed = tls.acceptor().accept(connection) => agreed,
+        () = sleep(HANDSHAKE_PATIENCE) => Err(io::ErrorKind::TimedOut.into()),
+        () = shutdown::closed(closed.clone()) => return None,
+    };
+    match agreed {
         // What the client has said so far was about TLS; that it means it is still to be seen.
         Ok(stream) => Some(Either::Right(Connection::new(stream, opening, closed.clone()))),
         Err(error) => {

@@ -2,6 +2,7 @@
 
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use ahash::RandomState;
@@ -29,11 +30,8 @@ const MOST_PENDING_RESETS: usize = 20_000;
 /// How many calls one connection may have under way. Envoy has few connections, with many calls on each.
 const MOST_STREAMS: u32 = 10_000;
 
-/// How many connections the port takes at a time.
-const MOST_CONNECTIONS: usize = 100_000;
-
 /// How often a connection on which nothing happens is asked whether its client is still there.
-pub(super) const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(60);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(60);
 
 /// What an HTTP/2 client says first: the connection preface of RFC 9113, section 3.4.
 const HTTP2_OPENING: usize = 24;
@@ -44,7 +42,10 @@ pub(super) struct GrpcPort {
     pub(super) routes: Routes,
     pub(super) tls: Option<Arc<Tls>>,
     pub(super) age: Option<ConnectionAge>,
+    pub(super) most_connections: usize,
     pub(super) metrics: Arc<Metrics>,
+    /// What has arrived of calls that are not complete, in bytes.
+    pub(super) waiting: Arc<AtomicU64>,
     pub(super) closed: watch::Receiver<bool>,
 }
 
@@ -54,7 +55,7 @@ impl GrpcPort {
         let port = Port {
             listener,
             opening: HTTP2_OPENING,
-            most_connections: MOST_CONNECTIONS,
+            most_connections: self.most_connections,
             closed: self.closed.clone(),
         };
         port.run(|connection| self.clone().serve(connection)).await
@@ -72,7 +73,7 @@ impl GrpcPort {
             .max_pending_accept_reset_streams(MOST_PENDING_RESETS)
             .max_concurrent_streams(MOST_STREAMS)
             .keep_alive_interval(KEEPALIVE_INTERVAL);
-        let service = TowerToHyperService::new(Patience(self.routes));
+        let service = TowerToHyperService::new(Patience::new(self.routes, self.waiting));
         let mut serving = pin!(builder.serve_connection(TokioIo::new(connection), service));
         // How a connection ends is its client's affair.
         tokio::select! {

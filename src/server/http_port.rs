@@ -12,7 +12,6 @@ use tokio::sync::watch;
 
 use super::ServerError;
 use super::connection::{Connection, secured};
-use super::grpc::KEEPALIVE_INTERVAL;
 use super::listener::{Listener, Socket};
 use super::port::Port;
 use crate::shutdown;
@@ -23,6 +22,10 @@ const MOST_CONNECTIONS: usize = 1_000;
 
 /// How long a client may take to send the head of its request.
 const REQUEST_PATIENCE: Duration = Duration::from_secs(30);
+
+/// How often an HTTP/2 connection on which nothing happens is asked whether its client is still there, and how long it has to
+/// answer. Places are few here.
+const KEEPALIVE: Duration = Duration::from_secs(10);
 
 /// As many bytes tell HTTP/2 from HTTP/1. A shorter request is answered before they are missed.
 const OPENING: usize = 24;
@@ -60,7 +63,8 @@ impl HttpPort {
         builder
             .http2()
             .timer(TokioTimer::new())
-            .keep_alive_interval(KEEPALIVE_INTERVAL);
+            .keep_alive_interval(KEEPALIVE)
+            .keep_alive_timeout(KEEPALIVE);
         let service = TowerToHyperService::new(self.routes);
         let mut serving = pin!(builder.serve_connection(TokioIo::new(connection), service));
         // A connection that broke is its client's affair.

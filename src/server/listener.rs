@@ -3,7 +3,7 @@
 use std::fs;
 use std::io;
 use std::net::SocketAddr;
-use std::os::unix::fs::FileTypeExt as _;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
@@ -27,13 +27,33 @@ pub(super) enum Listener {
 
 /// The file of a Unix socket. It goes away with this.
 #[derive(Debug)]
-pub(super) struct SocketFile(PathBuf);
+pub(super) struct SocketFile {
+    path: PathBuf,
+    /// Device and number, so that what somebody else has put there stays.
+    identity: Option<(u64, u64)>,
+}
+
+impl SocketFile {
+    fn of(path: &Path) -> Self {
+        SocketFile {
+            path: path.to_owned(),
+            identity: identity(path),
+        }
+    }
+}
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        // The next server removes it if this one cannot.
-        let _ = fs::remove_file(&self.0);
+        if self.identity.is_some() && identity(&self.path) == self.identity {
+            // The next server removes it if this one cannot.
+            let _ = fs::remove_file(&self.path);
+        }
     }
+}
+
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    let metadata = fs::symlink_metadata(path).ok()?;
+    Some((metadata.dev(), metadata.ino()))
 }
 
 impl Listener {
@@ -44,7 +64,7 @@ impl Listener {
             Listen::Unix(path) => {
                 remove_stale(path)?;
                 let listener = UnixListener::bind(path)?;
-                Ok(Listener::Unix(SocketFile(path.clone()), listener))
+                Ok(Listener::Unix(SocketFile::of(path), listener))
             }
         }
     }

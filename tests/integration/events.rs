@@ -274,6 +274,21 @@ fn observers_are_told_of_charges_and_not_of_looks_and_refunds() {
 }
 
 #[test]
+fn a_limit_that_becomes_smaller_than_its_count_is_told_of() {
+    let of = |limit: u32| {
+        rules(&format!(
+            "{{domain: d, descriptors: [{{key: k, rate_limit: {{unit: minute, requests_per_unit: {limit}}}}}]}}"
+        ))
+    };
+    let mut watched = Watched::new(RULES);
+    watched.limiter.set_matcher(of(100));
+    (0..50).for_each(|_| watched.ask("k=a"));
+    watched.limiter.set_matcher(of(10));
+    (0..50).for_each(|_| watched.ask("k=a"));
+    assert_eq!(watched.told(), ["over_limit a"]);
+}
+
+#[test]
 fn more_edges_than_can_be_held_are_counted() {
     let mut watched = Watched::new(
         "{domain: d, descriptors: [{key: k, rate_limit: {unit: minute, requests_per_unit: 0}}]}",

@@ -20,6 +20,7 @@ use tollgate::config::{ConnectionAge, Listen, PrometheusConfig};
 use tollgate::limiter::{Limiter, LimiterConfig};
 use tollgate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use tollgate::server::Server;
+use tollgate::shutdown::Stop;
 use tollgate::tls::TlsConfig;
 use tonic::transport::{Channel, Endpoint};
 use tower::service_fn;
@@ -141,6 +142,21 @@ async fn a_unix_socket_serves_and_one_that_is_left_over_is_replaced() {
     config.grpc.listen = Listen::Unix(file.clone());
     Server::bind(config, parts(limiter())).await.unwrap_err();
     assert_eq!(fs::read_to_string(file).unwrap(), "precious");
+}
+
+#[tokio::test]
+async fn a_socket_that_another_server_has_put_in_its_place_stays() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("grpc.sock");
+    let mut config = server_config();
+    config.grpc.listen = Listen::Unix(path.clone());
+    let first = TestServer::start_parts(config.clone(), parts(limiter())).await;
+    fs::rename(&path, directory.path().join("moved")).unwrap();
+    let _second = TestServer::start_parts(config, parts(limiter())).await;
+    first.ask_to_stop(Stop::Soon).await;
+    first.ended().await.unwrap();
+    let mut client = RateLimitServiceClient::new(over_socket(&path).await);
+    client.should_rate_limit(request("d", &["k=v"])).await.unwrap();
 }
 
 // === the age of connections ===

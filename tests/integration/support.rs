@@ -201,6 +201,7 @@ pub(crate) fn server_config() -> ServerConfig {
         grpc: GrpcConfig {
             listen: free_port(),
             tls: None,
+            max_connections: 1_000,
             max_connection_age: None,
         },
         http: free_port(),
