@@ -263,38 +263,45 @@ impl Server {
         })
     }
 
+    /// What there is to show over HTTP.
+    fn shown(&self, closed: &watch::Receiver<bool>) -> Shown {
+        let (parts, ports) = (&self.parts, &self.ports);
+        let certificates = [("grpc", &ports.grpc_tls), ("http", &ports.http_tls)];
+        Shown {
+            events: parts.events.as_ref().map(|events| Arc::clone(events.events())),
+            top: parts.top.clone(),
+            metrics: Arc::clone(&parts.metrics),
+            limiter: Arc::clone(&parts.limiter),
+            extra_tags: self.config.extra_tags.clone().into(),
+            health: parts.health.clone(),
+            clock: Arc::clone(&parts.clock),
+            certificates: certificates
+                .into_iter()
+                .filter_map(|(port, tls)| Some((port, tls.as_ref()?.tls())))
+                .collect(),
+            closed: closed.clone(),
+        }
+    }
+
     /// Starts everything that runs until it is closed.
     async fn start(
         self,
         snapshots: Option<Snapshots>,
         closed: watch::Receiver<bool>,
     ) -> Result<JoinSet<Result<(), ServerError>>, ServerError> {
+        let shown = self.shown(&closed);
         let Server { config, parts, ports } = self;
         let in_force = parts.in_force();
         let Parts {
             limiter,
             metrics,
             events,
-            top,
             health,
             rules,
             clock,
+            ..
         } = parts;
         let rls = Rls::new(Arc::clone(&limiter), Arc::clone(&clock), Arc::clone(&metrics));
-        let shown = Shown {
-            events: events.as_ref().map(|events| Arc::clone(events.events())),
-            top,
-            metrics,
-            limiter: Arc::clone(&limiter),
-            extra_tags: config.extra_tags.into(),
-            health: health.clone(),
-            clock: Arc::clone(&clock),
-            certificates: [("grpc", &ports.grpc_tls), ("http", &ports.http_tls)]
-                .into_iter()
-                .filter_map(|(port, tls)| Some((port, tls.as_ref()?.tls())))
-                .collect(),
-            closed: closed.clone(),
-        };
         let grpc_tls = ports.grpc_tls.as_ref().map(TlsWatch::tls);
         let http_tls = ports.http_tls.as_ref().map(TlsWatch::tls);
         let (reloader, xds) = match rules {
@@ -309,14 +316,14 @@ impl Server {
             certificates: ports.grpc_tls.into_iter().chain(ports.http_tls).collect(),
         };
 
-        let (routes, health_shown) = grpc_routes(rls.clone(), &health, &clock, &shown.metrics).await?;
+        let (routes, health_report) = grpc_routes(rls.clone(), &health, &clock, &metrics).await?;
         let mut tasks = JoinSet::new();
         let grpc = GrpcPort {
             routes: routes.prepare(),
             tls: grpc_tls,
             age: config.grpc.max_connection_age,
             most_connections: config.grpc.max_connections,
-            metrics: Arc::clone(&shown.metrics),
+            metrics,
             waiting: Arc::default(),
             closed: closed.clone(),
         };
@@ -340,7 +347,7 @@ impl Server {
         }
         let end = shutdown::closed(closed.clone());
         tasks.spawn(async {
-            health_shown.run(end).await;
+            health_report.run(end).await;
             Ok(())
         });
         tasks.spawn(looks.run(closed.clone()));
