@@ -181,16 +181,18 @@ impl Events {
         match self.announced.note(observation, kind) {
             News::Known => {}
             News::Lost => self.drop_one(),
-            News::First => self.send(Occurrence {
+            News::First => self.send(|| Occurrence {
                 event: Event::of(observation, kind),
                 ban: None,
             }),
         }
     }
 
-    fn send(&self, occurrence: Occurrence) {
-        if self.queue.try_send(occurrence).is_err() {
-            self.drop_one();
+    /// Puts an occurrence into the queue; it is made only if there is a place for it.
+    fn send(&self, occurrence: impl FnOnce() -> Occurrence) {
+        match self.queue.try_reserve() {
+            Ok(place) => place.send(occurrence()),
+            Err(_) => self.drop_one(),
         }
     }
 
@@ -220,7 +222,7 @@ impl Observer for Events {
         }
         // The store says this once for each ban.
         if let Some(ban) = observation.outcome.ban.filter(|ban| ban.started) {
-            self.send(Occurrence {
+            self.send(|| Occurrence {
                 event: Event {
                     ban_remaining_ms: Some(milliseconds_rounded_up(ban.remaining)),
                     ..Event::of(observation, EventKind::BanStarted)

@@ -88,7 +88,7 @@ impl Health {
     }
 }
 
-/// Health as the gRPC service shows it.
+/// Keeps what the gRPC service says of health up to date.
 pub struct HealthReport {
     reporter: HealthReporter,
     components: watch::Receiver<Components>,

@@ -5,10 +5,11 @@
 //! count the hits with the arithmetic of an [`algorithm`]; the outcomes become a [`decision::Decision`], which `rls`
 //! converts back.
 //!
-//! Whoever wants to know of it is told: [`events`] and [`top`].
+//! Whoever wants to know of it is told: [`metrics`], [`events`] and [`top`].
 //!
-//! Around it: [`config`] reads settings and rules, [`server`] wires and runs everything, [`http`] and [`health`] show it to
-//! the outside, [`replay`] runs recorded requests on a manual [`clock`].
+//! Around it: [`config`] reads settings and rules, which [`reload`] and [`xds`] put in force, also when they change; [`server`]
+//! wires and runs everything, with [`tls`] where it is wanted; [`http`] and [`health`] show it to the outside; [`replay`] runs
+//! recorded requests on a manual [`clock`].
 
 pub mod algorithm;
 pub mod cli;
@@ -21,6 +22,7 @@ pub mod events;
 mod file_watch;
 pub mod health;
 pub mod http;
+mod jitter;
 pub mod key;
 pub mod limiter;
 pub mod matcher;

@@ -385,7 +385,7 @@ async fn grpc_routes(
             .register_encoded_file_descriptor_set(OFFICIAL_DESCRIPTORS)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
-    let (health, shown) = health.service().await;
+    let (health, report) = health.service().await;
     let routes = Routes::new(RateLimitServiceServer::with_interceptor(
         rls,
         note_deadline(clock),
@@ -398,7 +398,7 @@ async fn grpc_routes(
         .into_axum_router()
         .layer(MapResponseLayer::new(name_too_large))
         .layer(MapRequestLayer::new(count_health_checks(metrics)));
-    Ok((Routes::from(routes), shown))
+    Ok((Routes::from(routes), report))
 }
 
 fn tls(

@@ -10,7 +10,6 @@ use std::path::PathBuf;
 use std::time::Duration;
 use std::{fs, io};
 
-use ahash::RandomState;
 use prost_types::value::Kind;
 use prost_types::{Struct, Value};
 use thiserror::Error;
@@ -24,6 +23,7 @@ use tracing::{debug, warn};
 
 use self::resources::TYPE_URL;
 use crate::config::{LoadError, file};
+use crate::jitter::jittered;
 use crate::proto::xds::envoy::config::core::v3::Node;
 use crate::proto::xds::envoy::service::discovery::v3::aggregated_discovery_service_client::AggregatedDiscoveryServiceClient;
 use crate::proto::xds::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryResponse};
@@ -35,6 +35,9 @@ const CONNECT_PATIENCE: Duration = Duration::from_secs(10);
 
 /// How often a silent connection is asked whether the server is still there.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
+
+/// By which share waits are longer or shorter.
+const JITTER: f64 = 0.5;
 
 /// How long to wait before the same response is refused a second time.
 const FIRST_WAIT: Duration = Duration::from_millis(500);
@@ -163,7 +166,7 @@ impl XdsClient {
                 wait = self.config.initial_backoff;
             }
             warn!(%error, "no rules from the xDS server {} any more, trying again: {error}", self.config.server);
-            sleep(jittered(wait)).await;
+            sleep(jittered(wait, JITTER)).await;
             wait = wait.saturating_mul(2).min(self.config.max_backoff);
         }
     }
@@ -211,7 +214,7 @@ impl XdsClient {
             let before = &refused.response;
             before.version_info == response.version_info && before.resources == response.resources
         })?;
-        sleep(jittered(refused.wait)).await;
+        sleep(jittered(refused.wait, JITTER)).await;
         refused.wait = refused.wait.saturating_mul(2).min(self.config.max_backoff);
         let fault = refused.fault.clone();
         Some(self.request(response.nonce.clone(), Some(fault)))
@@ -319,10 +322,4 @@ fn client_tls(config: &XdsTlsConfig) -> Result<ClientTlsConfig, StreamError> {
         tls = tls.domain_name(name);
     }
     Ok(tls)
-}
-
-/// Up to half more or less, so that many clients do not come again together.
-fn jittered(wait: Duration) -> Duration {
-    let random = (RandomState::new().hash_one(0) >> 11) as f64 / (1u64 << 53) as f64;
-    wait.mul_f64(0.5 + random)
 }

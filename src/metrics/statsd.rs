@@ -32,7 +32,7 @@ pub struct Mogrifier {
 }
 
 /// How far the receiver has been told.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Default)]
 pub struct Told {
     counters: HashMap<String, u64>,
     response_times: Observed,

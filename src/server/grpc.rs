@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use ahash::RandomState;
 use hyper::server::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -19,6 +18,7 @@ use super::listener::{Listener, Socket};
 use super::patience::Patience;
 use super::port::Port;
 use crate::config::ConnectionAge;
+use crate::jitter::jittered;
 use crate::metrics::Metrics;
 use crate::shutdown;
 use crate::tls::Tls;
@@ -32,6 +32,9 @@ const MOST_STREAMS: u32 = 10_000;
 
 /// How often a connection on which nothing happens is asked whether its client is still there.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(60);
+
+/// By which share connections live longer or shorter than others.
+const AGE_JITTER: f64 = 0.1;
 
 /// What an HTTP/2 client says first: the connection preface of RFC 9113, section 3.4.
 const HTTP2_OPENING: usize = 24;
@@ -91,15 +94,10 @@ impl GrpcPort {
     }
 }
 
-/// Waits until a connection that starts now is too old: up to a tenth more or less than the age, so that connections that
-/// were made together do not end together.
+/// Waits until a connection that starts now is too old.
 async fn grown_old(age: Option<ConnectionAge>) {
     match age {
-        Some(ConnectionAge { most, .. }) => {
-            // As random as the seed of the hasher.
-            let random = (RandomState::new().hash_one(0) >> 11) as f64 / (1u64 << 53) as f64;
-            sleep(most.mul_f64(0.9 + 0.2 * random)).await;
-        }
+        Some(ConnectionAge { most, .. }) => sleep(jittered(most, AGE_JITTER)).await,
         None => std::future::pending().await,
     }
 }

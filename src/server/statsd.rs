@@ -2,6 +2,7 @@
 
 use std::io;
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::AsyncWriteExt as _;
@@ -40,18 +41,18 @@ pub(super) async fn run(
     // The first tick is at once.
     ticks.tick().await;
     let mut closed = pin!(shutdown::closed(closed));
-    let (mut told, mut is_failing) = (Told::default(), false);
+    let (mut told, mut is_failing) = (Arc::new(Told::default()), false);
     loop {
         let ends = tokio::select! {
             () = &mut closed => true,
             _ = ticks.tick() => false,
         };
-        let (lines, next) = lines(&config.lines, &shown, &told).await;
+        let (lines, next) = lines(&config.lines, &shown, Arc::clone(&told)).await;
         let sent = timeout(PATIENCE, sender.send(&lines)).await;
         match sent.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
             Ok(()) => {
                 // What has not arrived is told the next time.
-                told = next;
+                told = Arc::new(next);
                 is_failing = false;
             }
             Err(error) => {
@@ -70,8 +71,8 @@ pub(super) async fn run(
     }
 }
 
-async fn lines(lines: &Lines, shown: &Shown, told: &Told) -> (Vec<String>, Told) {
-    let (lines, shown, told) = (lines.clone(), shown.clone(), told.clone());
+async fn lines(lines: &Lines, shown: &Shown, told: Arc<Told>) -> (Vec<String>, Told) {
+    let (lines, shown) = (lines.clone(), shown.clone());
     // With many rules it takes a while; decisions are not to wait for it.
     spawn_blocking(move || {
         let samples = shown.metrics.samples(&shown.limiter, shown.events.as_deref());

@@ -34,9 +34,9 @@ struct Group {
 #[serde(deny_unknown_fields)]
 struct Case {
     id: String,
-    #[allow(dead_code)] // said for the reader of the file
+    #[expect(dead_code, reason = "said for the reader of the file")]
     why: String,
-    #[allow(dead_code)] // said for the reader of the file
+    #[expect(dead_code, reason = "said for the reader of the file")]
     basis: String,
     #[serde(default)]
     config: BTreeMap<String, Value>,

@@ -15,7 +15,7 @@ use tollgate::server::{Parts, observers};
 use tollgate::shutdown::Stop;
 use tollgate::top::Top;
 
-use crate::support::{T, TestServer, http, parts, request, rules, server_config, wait_until};
+use crate::support::{T, TestServer, http, parts, request, rules, server_config, set_time, wait_until};
 
 const RULES: &str = "
 domain: d
@@ -75,10 +75,10 @@ impl Watched {
     }
 
     fn advance(&self, seconds: u64) {
-        match &*self.clock {
-            Clock::Manual(clock) => clock.advance(Duration::from_secs(seconds)),
-            Clock::System(_) => unreachable!(),
-        }
+        set_time(
+            &self.clock,
+            self.clock.now().since_epoch + Duration::from_secs(seconds),
+        );
     }
 
     /// What was told since the last time, as `event value`.

@@ -93,7 +93,7 @@ impl TestLimiter {
     }
 }
 
-fn set_time(clock: &Clock, since_epoch: Duration) {
+pub(crate) fn set_time(clock: &Clock, since_epoch: Duration) {
     match clock {
         Clock::Manual(clock) => clock.set(since_epoch),
         Clock::System(_) => panic!("tests use a manual clock"),
@@ -149,7 +149,7 @@ fn brief_status(status: &DescriptorStatus) -> String {
 pub(crate) async fn wait_until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
     let is_true = async {
         while !condition().await {
-            tokio::time::sleep(Duration::from_millis(10)).await;
+            tokio::time::sleep(Duration::from_millis(10)).await; // between two looks at what another task does
         }
     };
     if tokio::time::timeout(Duration::from_secs(10), is_true)
