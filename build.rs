@@ -22,7 +22,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     let descriptors = protox::compile(files, ["proto"])?;
     tonic_prost_build::configure()
         .bytes(".")
-        .codec_path("crate::rls::size::BoundedCodec")
         .include_file("protos.rs")
         .compile_fds(descriptors.clone())?;
 

@@ -221,6 +221,9 @@ pub struct GrpcConfig {
     pub tls: Option<TlsConfig>,
     /// How many connections it takes at a time. More are closed without an answer.
     pub max_connections: usize,
+    /// How many calls may be under way at a time, over all connections: those whose request has still to arrive, and
+    /// streams. More are refused.
+    pub max_calls_in_flight: u64,
     /// How long connections live; for ever if that is not said.
     pub max_connection_age: Option<ConnectionAge>,
 }

@@ -18,6 +18,7 @@
 mod debug;
 mod observed;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
@@ -26,6 +27,7 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get};
+use bytes::BytesMut;
 use thiserror::Error;
 use tokio::time::error::Elapsed;
 use tokio::time::timeout;
@@ -33,10 +35,10 @@ use tracing::debug;
 
 pub use self::observed::Shown;
 
-use crate::limiter::DecideError;
-use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
+use crate::clock::Clock;
+use crate::decision::Code;
 use crate::rls::json::InvalidJson;
-use crate::rls::{Rls, json};
+use crate::rls::{AnswerError, Rls, json};
 
 /// The largest body that `/json` reads, in bytes. As JSON is parsed it takes a hundred times as much memory.
 const LARGEST_BODY: usize = 256 * 1024;
@@ -46,6 +48,7 @@ const BODY_PATIENCE: Duration = Duration::from_secs(30);
 
 /// The routes of the HTTP port.
 pub fn routes(rls: Rls, shown: Shown) -> Router {
+    let clock = Arc::clone(&shown.clock);
     Router::new()
         .route("/healthcheck", any(healthcheck))
         .route("/livez", any(async || "ok"))
@@ -54,7 +57,7 @@ pub fn routes(rls: Rls, shown: Shown) -> Router {
         .route("/events", get(observed::events))
         .route("/top", get(observed::top))
         .with_state(shown)
-        .route("/json", any(decide).with_state(rls))
+        .route("/json", any(decide).with_state((rls, clock)))
 }
 
 /// The routes of the port that Prometheus reads.
@@ -87,8 +90,8 @@ async fn ready(State(shown): State<Shown>) -> Response {
     }
 }
 
-async fn decide(State(rls): State<Rls>, body: Body) -> Response {
-    match answer(&rls, body).await {
+async fn decide(State((rls, clock)): State<(Rls, Arc<Clock>)>, body: Body) -> Response {
+    match answer(&rls, &clock, body).await {
         Ok(response) => response,
         Err(error) => {
             debug!(%error, "bad request on /json: {error}");
@@ -107,17 +110,17 @@ enum BadRequest {
     #[error("{0}")]
     Json(#[from] InvalidJson),
     #[error("{0}")]
-    Decide(#[from] DecideError),
+    Answer(#[from] AnswerError),
 }
 
-async fn answer(rls: &Rls, body: Body) -> Result<Response, BadRequest> {
+async fn answer(rls: &Rls, clock: &Clock, body: Body) -> Result<Response, BadRequest> {
     let body = timeout(BODY_PATIENCE, to_bytes(body, LARGEST_BODY)).await??;
-    let response = rls.decide(&json::request(&body)?)?;
-    let status = match response.overall_code() {
+    let mut wire = BytesMut::new();
+    let code = rls.answer(&json::request(&body)?, clock.now(), &mut wire)?;
+    let status = match code {
         Code::OverLimit => StatusCode::TOO_MANY_REQUESTS,
         Code::Ok => StatusCode::OK,
-        Code::Unknown => StatusCode::INTERNAL_SERVER_ERROR,
     };
     let headers = [(header::CONTENT_TYPE, "application/json")];
-    Ok((status, headers, json::response(&response)).into_response())
+    Ok((status, headers, json::response(&wire)).into_response())
 }

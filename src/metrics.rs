@@ -45,7 +45,8 @@ pub struct Metrics {
     unknown_domains: Mutex<HashMap<String, u64>>,
     service: Service,
     response_time: Histogram,
-    health_checks: AtomicU64,
+    check_time: Histogram,
+    shed_calls: AtomicU64,
     connections: AtomicU64,
     ended_connections: AtomicU64,
     /// Hits that were refused for a ban.
@@ -98,7 +99,8 @@ impl Metrics {
             unknown_domains: Mutex::default(),
             service: Service::default(),
             response_time: Histogram::default(),
-            health_checks: AtomicU64::default(),
+            check_time: Histogram::default(),
+            shed_calls: AtomicU64::default(),
             connections: AtomicU64::default(),
             ended_connections: AtomicU64::default(),
             banned_hits: Striped::default(),
@@ -139,9 +141,14 @@ impl Metrics {
         self.service.service_error.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts a question about health over gRPC.
-    pub fn note_health_check(&self) {
-        self.health_checks.fetch_add(1, Ordering::Relaxed);
+    /// Counts a question about health over gRPC, and how long the answer took.
+    pub fn note_health_check(&self, took: Duration) {
+        self.check_time.observe(took);
+    }
+
+    /// Counts a call that was refused since too many were under way.
+    pub fn note_shed_call(&self) {
+        self.shed_calls.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Counts a connection to the gRPC port, which is open as long as what comes back is kept.
@@ -239,6 +246,8 @@ impl Metrics {
             "tollgate.banned_hits_total".to_owned(),
             banned_hits.sum(),
         ));
+        let shed_calls = self.shed_calls.load(Ordering::Relaxed);
+        samples.push(counter("tollgate.shed_calls_total".to_owned(), shed_calls));
         let connections = self.connections.load(Ordering::Relaxed);
         let ended = self.ended_connections.load(Ordering::Relaxed);
         samples.push(counter("tollgate.grpc_connections_total".to_owned(), connections));
@@ -300,7 +309,7 @@ impl Metrics {
             ),
             counter(
                 "ratelimit_server.Check.total_requests".to_owned(),
-                of(&self.health_checks),
+                self.check_time.observed().count(),
             ),
         ]);
         samples

@@ -9,6 +9,7 @@ mod summary;
 use std::io::{self, BufRead, Write};
 use std::time::Duration;
 
+use bytes::BytesMut;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
@@ -19,8 +20,7 @@ use crate::clock::{ManualClock, Timestamp};
 use crate::decision::Decision;
 use crate::descriptor::Request;
 use crate::limiter::Limiter;
-use crate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
-use crate::rls::{convert, json as proto_json};
+use crate::rls::{decode, encode, json as proto_json};
 use crate::rule::sanitize_metric_key;
 use crate::statistics::Statistics;
 
@@ -172,12 +172,8 @@ impl<W: Write> Replay<W> {
             .get_or_insert_with(|| ManualClock::new(since_epoch))
             .set(since_epoch);
         match proto_json::recorded_request(line.request.get().as_bytes()) {
-            Ok(request) => self.answer(line.time, &request)?,
-            // It never reached the service, whose statistics do not move.
-            Err(error) => {
-                self.answers
-                    .error(line.time, Code::InvalidArgument, &error.to_string(), json!({}))?
-            }
+            Ok(wire) => self.answer(line.time, &wire)?,
+            Err(error) => self.answers.unread(line.time, &error.to_string())?,
         }
         Ok(Ok(()))
     }
@@ -188,9 +184,12 @@ impl<W: Write> Replay<W> {
             .map_or_else(|| ManualClock::default().now(), ManualClock::now)
     }
 
-    fn answer(&mut self, time: &RawValue, message: &RateLimitRequest) -> io::Result<()> {
+    fn answer(&mut self, time: &RawValue, wire: &[u8]) -> io::Result<()> {
         let matcher = self.limiter.matcher();
-        let request = convert::request(message);
+        let request = match decode::request(wire) {
+            Ok(request) => request,
+            Err(error) => return self.answers.unread(time, &error.to_string()),
+        };
         match self.limiter.decide(matcher.as_deref(), &request, self.now()) {
             Ok(decision) => self.answers.decision(time, &request, &decision),
             Err(error) => {
@@ -213,9 +212,16 @@ impl<W: Write> Answers<W> {
             self.summary.count(decision);
             return Ok(());
         }
-        let response = proto_json::response(&convert::response(decision));
+        let mut wire = BytesMut::new();
+        encode::response(decision, &mut wire);
+        let response = proto_json::response(&wire);
         write!(self.out, "{{\"time\":{time},\"response\":{response}")?;
         self.end_line(|| Value::Object(metrics(request, decision)))
+    }
+
+    /// Says that a request cannot be read. It never reached the service, whose statistics do not move.
+    fn unread(&mut self, time: &RawValue, message: &str) -> io::Result<()> {
+        self.error(time, Code::InvalidArgument, message, json!({}))
     }
 
     /// Says that there is no decision.

@@ -1,25 +1,25 @@
 //! The service on the wire: `envoy.service.ratelimit.v3.RateLimitService`.
 
-pub mod convert;
 pub mod deadline;
+pub mod decode;
+pub mod encode;
 pub mod json;
-pub mod size;
 mod unknown_domains;
 
 use std::sync::Arc;
 
-use tonic::{Request, Response, Status};
+use bytes::BytesMut;
+use thiserror::Error;
+use tonic::Status;
 use tracing::{Level, debug, enabled, warn};
 
-use self::deadline::Deadline;
+use self::decode::DecodeError;
 use self::unknown_domains::UnknownDomains;
-use crate::clock::{Clock, Timestamp};
-use crate::decision::{Decision, LimitSource};
+use crate::clock::Timestamp;
+use crate::decision::{Code, Decision, LimitSource};
 use crate::descriptor;
 use crate::limiter::{DecideError, Limiter};
 use crate::metrics::Metrics;
-use crate::proto::envoy::service::ratelimit::v3::rate_limit_service_server::RateLimitService;
-use crate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 
 /// The full name of the service, also the name under which its health is asked.
 pub const SERVICE_NAME: &str = "envoy.service.ratelimit.v3.RateLimitService";
@@ -31,55 +31,42 @@ const LONGEST_LOGGED: usize = 100;
 #[derive(Debug, Clone)]
 pub struct Rls {
     limiter: Arc<Limiter>,
-    clock: Arc<Clock>,
     metrics: Arc<Metrics>,
     unknown_domains: Arc<UnknownDomains>,
 }
 
+/// Why a request has no answer.
+#[derive(Debug, Error)]
+pub enum AnswerError {
+    /// It cannot be read.
+    #[error(transparent)]
+    Decode(#[from] DecodeError),
+    /// It cannot be decided.
+    #[error(transparent)]
+    Decide(#[from] DecideError),
+}
+
 impl Rls {
-    /// Decides with `limiter` at the time of `clock`, and counts in `metrics`.
-    pub fn new(limiter: Arc<Limiter>, clock: Arc<Clock>, metrics: Arc<Metrics>) -> Self {
+    /// Decides with `limiter`, and counts in `metrics`.
+    pub fn new(limiter: Arc<Limiter>, metrics: Arc<Metrics>) -> Self {
         Rls {
             limiter,
-            clock,
             metrics,
             unknown_domains: Arc::default(),
         }
     }
 
-    /// The answer to `message`.
-    pub fn decide(&self, message: &RateLimitRequest) -> Result<RateLimitResponse, DecideError> {
-        self.decide_at(message, self.clock.now())
-    }
-
-    fn answer(
-        &self,
-        request: &Request<RateLimitRequest>,
-        now: Timestamp,
-    ) -> Result<RateLimitResponse, Status> {
-        let deadline = request.extensions().get::<Deadline>();
-        if deadline.is_some_and(|deadline| deadline.has_passed(now)) {
-            return Err(Status::deadline_exceeded(
-                "the deadline passed before the decision; nothing was charged",
-            ));
-        }
-        self.decide_at(request.get_ref(), now).map_err(|error| {
-            debug!(%error, "no decision: {error}");
-            error.into()
-        })
-    }
-
-    fn decide_at(
-        &self,
-        message: &RateLimitRequest,
-        now: Timestamp,
-    ) -> Result<RateLimitResponse, DecideError> {
+    /// Appends the answer to a request to `answer`, both as they go over the wire, and returns its overall code.
+    pub fn answer(&self, request: &[u8], now: Timestamp, answer: &mut BytesMut) -> Result<Code, AnswerError> {
+        let request = decode::request(request)?;
         let matcher = self.limiter.matcher();
-        let request = convert::request(message);
         let decision = self
             .limiter
             .decide(matcher.as_deref(), &request, now)
-            .inspect_err(|_| self.metrics.note_service_error())?;
+            .inspect_err(|error| {
+                self.metrics.note_service_error();
+                debug!(%error, "no decision: {error}");
+            })?;
         self.metrics.record(&request, &decision);
         if !decision.domain_found && self.unknown_domains.is_news(request.domain, now) {
             let domain = String::from_utf8_lossy(&request.domain[..request.domain.len().min(LONGEST_LOGGED)]);
@@ -88,7 +75,8 @@ impl Rls {
         if enabled!(Level::DEBUG) {
             log_decision(&request, &decision);
         }
-        Ok(convert::response(&decision))
+        encode::response(&decision, answer);
+        Ok(decision.overall_code)
     }
 }
 
@@ -120,17 +108,13 @@ fn log_decision(request: &descriptor::Request<'_>, decision: &Decision<'_>) {
     }
 }
 
-#[tonic::async_trait]
-impl RateLimitService for Rls {
-    async fn should_rate_limit(
-        &self,
-        request: Request<RateLimitRequest>,
-    ) -> Result<Response<RateLimitResponse>, Status> {
-        let now = self.clock.now();
-        let answer = self.answer(&request, now);
-        let took = self.clock.monotonic().saturating_sub(now.monotonic);
-        self.metrics.note_call(took);
-        answer.map(Response::new)
+impl From<AnswerError> for Status {
+    fn from(error: AnswerError) -> Self {
+        match error {
+            AnswerError::Decode(DecodeError::Malformed(_)) => Status::internal(error.to_string()),
+            AnswerError::Decode(DecodeError::TooLarge) => Status::invalid_argument(error.to_string()),
+            AnswerError::Decide(error) => error.into(),
+        }
     }
 }
 

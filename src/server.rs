@@ -6,7 +6,6 @@ mod grpc;
 mod http_port;
 mod listener;
 mod looks;
-mod patience;
 mod port;
 mod snapshots;
 mod statsd;
@@ -23,13 +22,10 @@ use thiserror::Error;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
-use tonic::codegen::http::{HeaderValue, Response};
 use tonic::service::Routes;
-use tonic::{Code, Request, Status};
-use tower::util::{MapRequestLayer, MapResponseLayer};
 use tracing::warn;
 
-use self::grpc::GrpcPort;
+use self::grpc::{Admission, GrpcPort, Services};
 use self::http_port::HttpPort;
 use self::listener::Listener;
 use self::looks::Looks;
@@ -42,10 +38,8 @@ use crate::http::{self, Shown};
 use crate::limiter::{Limiter, Observer};
 use crate::metrics::Metrics;
 use crate::proto::OFFICIAL_DESCRIPTORS;
-use crate::proto::envoy::service::ratelimit::v3::rate_limit_service_server::RateLimitServiceServer;
 use crate::reload::{InForce, Reloader};
 use crate::rls::Rls;
-use crate::rls::deadline::Deadline;
 use crate::shutdown::{self, Stop};
 use crate::store::snapshot::SnapshotFile;
 use crate::tls::{TlsConfig, TlsError, TlsWatch};
@@ -301,7 +295,7 @@ impl Server {
             clock,
             ..
         } = parts;
-        let rls = Rls::new(Arc::clone(&limiter), Arc::clone(&clock), Arc::clone(&metrics));
+        let rls = Rls::new(Arc::clone(&limiter), Arc::clone(&metrics));
         let grpc_tls = ports.grpc_tls.as_ref().map(TlsWatch::tls);
         let http_tls = ports.http_tls.as_ref().map(TlsWatch::tls);
         let (reloader, xds) = match rules {
@@ -316,15 +310,22 @@ impl Server {
             certificates: ports.grpc_tls.into_iter().chain(ports.http_tls).collect(),
         };
 
-        let (routes, health_report) = grpc_routes(rls.clone(), &health, &clock, &metrics).await?;
+        let (routes, health_report) = grpc_routes(&health).await?;
         let mut tasks = JoinSet::new();
+        let most_calls = config.grpc.max_calls_in_flight;
+        let services = Services {
+            rls: rls.clone(),
+            routes,
+            clock: Arc::clone(&clock),
+            admission: Arc::new(Admission::new(most_calls, Arc::clone(&metrics))),
+            metrics,
+            closed: closed.clone(),
+        };
         let grpc = GrpcPort {
-            routes: routes.prepare(),
+            services: Arc::new(services),
             tls: grpc_tls,
             age: config.grpc.max_connection_age,
             most_connections: config.grpc.max_connections,
-            metrics,
-            waiting: Arc::default(),
             closed: closed.clone(),
         };
         tasks.spawn(grpc.run(ports.grpc));
@@ -373,32 +374,19 @@ impl Server {
     }
 }
 
-/// The services of the gRPC port, and what keeps its health up to date.
-async fn grpc_routes(
-    rls: Rls,
-    health: &Health,
-    clock: &Arc<Clock>,
-    metrics: &Arc<Metrics>,
-) -> Result<(Routes, HealthReport), ServerError> {
+/// The services of the gRPC port beside the one that decides, and what keeps its health up to date.
+async fn grpc_routes(health: &Health) -> Result<(Routes, HealthReport), ServerError> {
     let reflection = || {
         tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(OFFICIAL_DESCRIPTORS)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
     let (health, report) = health.service().await;
-    let routes = Routes::new(RateLimitServiceServer::with_interceptor(
-        rls,
-        note_deadline(clock),
-    ))
-    .add_service(health)
-    .add_service(reflection().build_v1()?)
-    // What older tools ask.
-    .add_service(reflection().build_v1alpha()?);
-    let routes = routes
-        .into_axum_router()
-        .layer(MapResponseLayer::new(name_too_large))
-        .layer(MapRequestLayer::new(count_health_checks(metrics)));
-    Ok((Routes::from(routes), report))
+    let routes = Routes::new(health)
+        .add_service(reflection().build_v1()?)
+        // What older tools ask.
+        .add_service(reflection().build_v1alpha()?);
+    Ok((routes.prepare(), report))
 }
 
 fn tls(
@@ -432,44 +420,6 @@ async fn listen_if_possible(listen: Option<&Listen>) -> Option<Listener> {
             warn!(%error, "cannot listen on {listen} for debugging: {error}");
             None
         }
-    }
-}
-
-/// tonic answers a message that is too large with `OUT_OF_RANGE`, which nothing else here uses; gRPC's code for it is
-/// `RESOURCE_EXHAUSTED`.
-fn name_too_large<B>(mut response: Response<B>) -> Response<B> {
-    if let Some(status) = response.headers_mut().get_mut(Status::GRPC_STATUS)
-        && *status == HeaderValue::from(Code::OutOfRange as u16)
-    {
-        *status = HeaderValue::from(Code::ResourceExhausted as u16);
-    }
-    response
-}
-
-/// Counts questions about health, as envoyproxy/ratelimit counts all calls that are no streams.
-fn count_health_checks<B>(
-    metrics: &Arc<Metrics>,
-) -> impl Fn(tonic::codegen::http::Request<B>) -> tonic::codegen::http::Request<B> + Clone + use<B> {
-    let metrics = Arc::clone(metrics);
-    move |request| {
-        if request.uri().path() == "/grpc.health.v1.Health/Check" {
-            metrics.note_health_check();
-        }
-        request
-    }
-}
-
-/// Notes on each call when its caller gives up.
-fn note_deadline(clock: &Arc<Clock>) -> impl Fn(Request<()>) -> Result<Request<()>, Status> + Clone + use<> {
-    let clock = Arc::clone(clock);
-    move |mut request| {
-        let timeout = request.metadata().get("grpc-timeout");
-        if let Some(timeout) = timeout.and_then(|timeout| timeout.to_str().ok())
-            && let Some(deadline) = Deadline::new(timeout, clock.now())
-        {
-            request.extensions_mut().insert(deadline);
-        }
-        Ok(request)
     }
 }
 

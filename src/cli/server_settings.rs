@@ -38,6 +38,15 @@ pub(super) struct ServerSettings {
     /// The calls of such a connection then have this time to finish
     #[arg(long, env, value_name = "DURATION", value_parser = values::duration, default_value = "1h")]
     grpc_max_connection_age_grace: Duration,
+    /// How many calls may be under way at a time: those whose request has still to arrive, and streams. More are refused with
+    /// UNAVAILABLE
+    #[arg(
+        long,
+        env = "TOLLGATE_MAX_CALLS_IN_FLIGHT",
+        value_name = "CALLS",
+        default_value = "10000"
+    )]
+    max_calls_in_flight: u64,
     /// Address of the HTTP port
     #[arg(long, env, value_name = "ADDRESS", default_value = "0.0.0.0")]
     host: String,
@@ -86,6 +95,7 @@ impl ServerSettings {
                 listen,
                 tls: self.tls.of_grpc()?,
                 max_connections: most_connections(),
+                max_calls_in_flight: self.max_calls_in_flight,
                 max_connection_age: (!self.grpc_max_connection_age.is_zero()).then_some(ConnectionAge {
                     most: self.grpc_max_connection_age,
                     grace: self.grpc_max_connection_age_grace,

@@ -307,6 +307,7 @@ fn help(name: &str) -> &'static str {
         "tollgate_grpc_connections" => "Open connections to the gRPC port.",
         "tollgate_grpc_connections_total" => "Connections to the gRPC port.",
         "tollgate_tls_handshake_errors_total" => "Connections to a port that did not come to agree on TLS.",
+        "tollgate_shed_calls_total" => "Calls that were refused since too many were under way.",
         "tollgate_counters" => "Counters that are held.",
         "tollgate_counters_capacity" => "Counters for which there is room.",
         "tollgate_counters_bytes" => "Memory of the tables of counters in bytes.",

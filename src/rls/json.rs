@@ -12,9 +12,8 @@ use prost::Message as _;
 use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor, SerializeOptions};
 use thiserror::Error;
 
-use super::size::{self, TooLarge};
 use crate::proto::OFFICIAL_DESCRIPTORS;
-use crate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use crate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 
 static REQUEST: LazyLock<MessageDescriptor> = LazyLock::new(|| official("RateLimitRequest"));
 static RESPONSE: LazyLock<MessageDescriptor> = LazyLock::new(|| official("RateLimitResponse"));
@@ -27,32 +26,24 @@ fn official(message: &str) -> MessageDescriptor {
         .expect("the descriptor set has the messages of the service")
 }
 
-/// The text is no request that could be answered.
+/// The text is no `RateLimitRequest` in proto3 JSON.
 #[derive(Debug, Error)]
-pub enum InvalidJson {
-    /// It is no `RateLimitRequest` in proto3 JSON.
-    #[error("not a RateLimitRequest in proto3 JSON: {0}")]
-    Malformed(#[from] serde_json::Error),
-    /// It has too many parts.
-    #[error(transparent)]
-    TooLarge(#[from] TooLarge),
-}
+#[error("not a RateLimitRequest in proto3 JSON: {0}")]
+pub struct InvalidJson(#[from] serde_json::Error);
 
-/// Reads a request: fields in lowerCamel or as in the proto, unknown ones refused, 64-bit numbers as numbers or strings,
-/// enums by name or number.
-pub fn request(json: &[u8]) -> Result<RateLimitRequest, InvalidJson> {
+/// Reads a request, and returns it as it goes over the wire. Fields are in lowerCamel or as in the proto, unknown ones
+/// refused, 64-bit numbers are numbers or strings, enums names or numbers.
+pub fn request(json: &[u8]) -> Result<Vec<u8>, InvalidJson> {
     let mut deserializer = serde_json::Deserializer::from_slice(json);
     let message = DynamicMessage::deserialize(REQUEST.clone(), &mut deserializer)?;
     deserializer.end()?;
-    let wire = message.encode_to_vec();
-    size::check(&wire)?;
-    Ok(RateLimitRequest::decode(wire.as_slice())
-        .expect("the schemas differ only in strings, which are bytes"))
+    Ok(message.encode_to_vec())
 }
 
 /// Reads a request like [`request`], with escapes for bytes that are not UTF-8.
-pub fn recorded_request(json: &[u8]) -> Result<RateLimitRequest, InvalidJson> {
-    let mut request = request(json)?;
+pub fn recorded_request(json: &[u8]) -> Result<Vec<u8>, InvalidJson> {
+    let mut request = RateLimitRequest::decode(request(json)?.as_slice())
+        .expect("the schemas differ only in strings, which are bytes");
     unescape(&mut request.domain);
     for entry in request
         .descriptors
@@ -62,16 +53,14 @@ pub fn recorded_request(json: &[u8]) -> Result<RateLimitRequest, InvalidJson> {
         unescape(&mut entry.key);
         unescape(&mut entry.value);
     }
-    Ok(request)
+    Ok(request.encode_to_vec())
 }
 
-/// Writes a response: lowerCamel, default values left out, enums by name. What could not be written does not get this far:
-/// durations are cut to what a `Duration` holds, and the loader bounds how deep metadata is nested.
-pub fn response(message: &RateLimitResponse) -> String {
-    let mut official = DynamicMessage::new(RESPONSE.clone());
-    official
-        .merge(message.encode_to_vec().as_slice())
-        .expect("strings of a response are UTF-8");
+/// Writes a response as it goes over the wire in JSON: lowerCamel, default values left out, enums by name. What could not
+/// be written does not get this far: durations are cut to what a `Duration` holds, and the loader bounds how deep metadata
+/// is nested.
+pub fn response(wire: &[u8]) -> String {
+    let official = DynamicMessage::decode(RESPONSE.clone(), wire).expect("strings of a response are UTF-8");
     let mut json = Vec::with_capacity(256);
     official
         .serialize_with_options(
@@ -148,7 +137,7 @@ mod tests {
     fn numbers_and_enums_come_in_all_spellings() {
         let json = br#"{"domain": "d", "hits_addend": "2", "descriptors": [{"entries": [{"key": "k"}],
             "hitsAddend": 3, "limit": {"unit": 7, "requestsPerUnit": 4, "unitMultiplier": 2}, "isNegativeHits": true}]}"#;
-        let request = request(json).unwrap();
+        let request = RateLimitRequest::decode(request(json).unwrap().as_slice()).unwrap();
         assert_eq!(request.hits_addend, 2);
         let descriptor = &request.descriptors[0];
         assert_eq!(descriptor.hits_addend, Some(3));

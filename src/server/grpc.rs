@@ -1,25 +1,28 @@
 //! The gRPC port: HTTP/2 connections, which end when they are too old or everything closes.
 
-use std::pin::pin;
+mod admission;
+mod arriving;
+mod calls;
+mod routed;
+
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use hyper::server::conn::http2;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use hyper_util::service::TowerToHyperService;
+use h2::{Ping, PingPong};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
-use tonic::service::Routes;
 
+pub(super) use self::admission::Admission;
+pub(super) use self::calls::Services;
+
+use self::calls::Calls;
 use super::ServerError;
 use super::connection::{Connection, secured};
 use super::listener::{Listener, Socket};
-use super::patience::Patience;
 use super::port::Port;
 use crate::config::ConnectionAge;
 use crate::jitter::jittered;
-use crate::metrics::Metrics;
 use crate::shutdown;
 use crate::tls::Tls;
 
@@ -39,16 +42,25 @@ const AGE_JITTER: f64 = 0.1;
 /// What an HTTP/2 client says first: the connection preface of RFC 9113, section 3.4.
 const HTTP2_OPENING: usize = 24;
 
+/// How long the answer may take.
+const KEEPALIVE_PATIENCE: Duration = Duration::from_secs(20);
+
+/// Both of them, once everything is to close.
+const CLOSING_KEEPALIVE: Duration = Duration::from_secs(2);
+
+/// How much a client may send ahead, on a call and on a connection, in bytes.
+const WINDOW: u32 = 1 << 20;
+
+/// How large the headers of a call may be, in bytes.
+const LARGEST_HEADERS: u32 = 16 << 10;
+
 /// What connections are served with.
 #[derive(Clone)]
 pub(super) struct GrpcPort {
-    pub(super) routes: Routes,
+    pub(super) services: Arc<Services>,
     pub(super) tls: Option<Arc<Tls>>,
     pub(super) age: Option<ConnectionAge>,
     pub(super) most_connections: usize,
-    pub(super) metrics: Arc<Metrics>,
-    /// What has arrived of calls that are not complete, in bytes.
-    pub(super) waiting: Arc<AtomicU64>,
     pub(super) closed: watch::Receiver<bool>,
 }
 
@@ -65,32 +77,47 @@ impl GrpcPort {
     }
 
     async fn serve(self, connection: Connection<Socket>) {
-        let _open = self.metrics.note_connection();
+        let _open = self.services.metrics.note_connection();
         let secured = secured(connection, self.tls.as_deref(), HTTP2_OPENING, &self.closed).await;
         let Some(connection) = secured else {
             return;
         };
-        let mut builder = http2::Builder::new(TokioExecutor::new());
-        builder
-            .timer(TokioTimer::new())
+        // How a connection ends is its client's affair.
+        let _ = self.serve_http2(connection).await;
+    }
+
+    async fn serve_http2<S>(self, connection: S) -> Result<(), h2::Error>
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        let connection = h2::server::Builder::new()
+            .initial_window_size(WINDOW)
+            .initial_connection_window_size(WINDOW)
+            .max_header_list_size(LARGEST_HEADERS)
             .max_pending_accept_reset_streams(MOST_PENDING_RESETS)
             .max_concurrent_streams(MOST_STREAMS)
-            .keep_alive_interval(KEEPALIVE_INTERVAL);
-        let service = TowerToHyperService::new(Patience::new(self.routes, self.waiting));
-        let mut serving = pin!(builder.serve_connection(TokioIo::new(connection), service));
-        // How a connection ends is its client's affair.
+            .handshake(connection)
+            .await?;
+        let mut calls = Calls::new(connection, self.services);
+        let mut ping_pong = calls.ping_pong().expect("it is asked for once");
         tokio::select! {
-            _ = serving.as_mut() => {}
+            biased;
+            () = &mut calls => {}
+            () = silent(&mut ping_pong, KEEPALIVE_INTERVAL, KEEPALIVE_PATIENCE) => {}
             () = shutdown::closed(self.closed) => {
-                serving.as_mut().graceful_shutdown();
-                let _ = serving.await;
+                calls.graceful_shutdown();
+                tokio::select! {
+                    () = calls => {}
+                    () = silent(&mut ping_pong, CLOSING_KEEPALIVE, CLOSING_KEEPALIVE) => {}
+                }
             }
             () = grown_old(self.age) => {
-                serving.as_mut().graceful_shutdown();
+                calls.graceful_shutdown();
                 let grace = self.age.map_or(Duration::MAX, |age| age.grace);
-                let _ = timeout(grace, serving).await;
+                let _ = timeout(grace, calls).await;
             }
         }
+        Ok(())
     }
 }
 
@@ -99,5 +126,16 @@ async fn grown_old(age: Option<ConnectionAge>) {
     match age {
         Some(ConnectionAge { most, .. }) => sleep(jittered(most, AGE_JITTER)).await,
         None => std::future::pending().await,
+    }
+}
+
+/// Asks a client after each interval whether it is still there, and ends when it does not say so.
+async fn silent(ping_pong: &mut PingPong, interval: Duration, patience: Duration) {
+    loop {
+        sleep(interval).await;
+        let answer = timeout(patience, ping_pong.ping(Ping::opaque())).await;
+        if !matches!(answer, Ok(Ok(_))) {
+            return;
+        }
     }
 }

@@ -13,10 +13,12 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
+use prost::Message as _;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use tollgate::config::{LoadError, RulesConfig, RulesSource};
 use tollgate::limiter::{Limiter, LimiterConfig, ResponseHeaderNames};
+use tollgate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use tollgate::rate_limit::Charge;
 use tollgate::replay::{Replay, Reply};
 use tollgate::rls::json::{recorded_request, response};
@@ -152,13 +154,15 @@ async fn over_one_connection(case: &Case, limiter: Limiter) -> Result<(), String
     let mut client = server.client().await;
     for (i, step) in case.steps.iter().enumerate() {
         server.set_time(Duration::from_secs_f64(step.time));
-        let request =
+        let wire =
             recorded_request(step.request.to_string().as_bytes()).map_err(|error| error.to_string())?;
+        let request = RateLimitRequest::decode(wire.as_slice()).unwrap();
         let mut answer = Value::Null;
         for _ in 0..step.repeat {
             answer = match client.should_rate_limit(request.clone()).await {
                 Ok(reply) => {
-                    let reply: Value = serde_json::from_str(&response(reply.get_ref())).unwrap();
+                    let reply: Value =
+                        serde_json::from_str(&response(&reply.get_ref().encode_to_vec())).unwrap();
                     json!({ "response": reply })
                 }
                 Err(status) => {

@@ -6,6 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use proptest::prelude::*;
+use prost::Message as _;
 use serde_json::Value;
 use tollgate::limiter::LimiterConfig;
 use tollgate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
@@ -455,7 +456,7 @@ descriptors:
 
 /// The ban in an answer, in milliseconds.
 fn ban(answer: &RateLimitResponse) -> Option<f64> {
-    let json: Value = serde_json::from_str(&response(answer)).unwrap();
+    let json: Value = serde_json::from_str(&response(&answer.encode_to_vec())).unwrap();
     let ban = &json["dynamicMetadata"]["tollgate"];
     ban.is_object().then(|| {
         assert_eq!(ban["banned"], true);

@@ -15,7 +15,9 @@ use tollgate::server::{Parts, observers};
 use tollgate::shutdown::Stop;
 use tollgate::top::Top;
 
-use crate::support::{T, TestServer, http, parts, request, rules, server_config, set_time, wait_until};
+use crate::support::{
+    T, TestServer, answer, http, parts, request, rules, server_config, set_time, wait_until,
+};
 
 const RULES: &str = "
 domain: d
@@ -56,7 +58,7 @@ impl Watched {
         limiter.set_matcher(rules(yaml));
         let limiter = Arc::new(limiter);
         let clock = Arc::new(Clock::Manual(ManualClock::new(Duration::from_secs(T))));
-        let rls = Rls::new(Arc::clone(&limiter), Arc::clone(&clock), Arc::default());
+        let rls = Rls::new(Arc::clone(&limiter), Arc::default());
         Watched {
             limiter,
             rls,
@@ -71,7 +73,7 @@ impl Watched {
     }
 
     fn ask_all(&self, request: &RateLimitRequest) {
-        self.rls.decide(request).expect("the request is valid");
+        answer(&self.rls, request, self.clock.now());
     }
 
     fn advance(&self, seconds: u64) {
@@ -261,14 +263,14 @@ fn observers_are_told_of_charges_and_not_of_looks_and_refunds() {
     let limiter = Limiter::new(LimiterConfig::default()).observed_by([Arc::clone(&recorder) as _]);
     limiter.set_matcher(rules(RULES));
     let clock = Clock::Manual(ManualClock::new(Duration::from_secs(T)));
-    let rls = Rls::new(Arc::new(limiter), Arc::new(clock), Arc::default());
+    let rls = Rls::new(Arc::new(limiter), Arc::default());
     let charge = request("d", &["fixed=a", "none=b"]);
     let mut look = request("d", &["fixed=a"]);
     look.descriptors[0].hits_addend = Some(0);
     let mut refund = request("d", &["fixed=a"]);
     refund.descriptors[0].is_negative_hits = true;
     for call in [&charge, &look, &refund, &charge] {
-        rls.decide(call).unwrap();
+        answer(&rls, call, clock.now());
     }
     assert_eq!(*recorder.0.lock().unwrap(), [(0, 1), (0, 1)]);
 }

@@ -3,10 +3,12 @@
 use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
 
+use bytes::BytesMut;
+use prost::Message as _;
 use tollgate::clock::Timestamp;
 use tollgate::limiter::{Limiter, LimiterConfig};
 use tollgate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
-use tollgate::rls::convert;
+use tollgate::rls::{decode, encode};
 use tollgate::store::snapshot::SnapshotFile;
 
 use crate::support::{T, request, rules};
@@ -28,8 +30,14 @@ const KEYS: [&str; 7] = ["clock", "calendar", "first", "sliding", "bucket", "bur
 
 fn decide(limiter: &Limiter, request: &RateLimitRequest, now: Timestamp) -> RateLimitResponse {
     let matcher = limiter.matcher();
-    let request = convert::request(request);
-    convert::response(&limiter.decide(matcher.as_deref(), &request, now).unwrap())
+    let wire = request.encode_to_vec();
+    let request = decode::request(&wire).unwrap();
+    let mut answer = BytesMut::new();
+    encode::response(
+        &limiter.decide(matcher.as_deref(), &request, now).unwrap(),
+        &mut answer,
+    );
+    RateLimitResponse::decode(answer).unwrap()
 }
 
 /// `seconds` after the first hit.

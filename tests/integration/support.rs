@@ -4,6 +4,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::BytesMut;
+use prost::Message as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
@@ -65,7 +67,7 @@ impl TestLimiter {
         let limiter = Arc::new(Limiter::new(config));
         limiter.set_matcher(rules(yaml));
         let clock = Arc::new(Clock::Manual(ManualClock::new(Duration::from_secs(T))));
-        let rls = Rls::new(Arc::clone(&limiter), Arc::clone(&clock), Arc::default());
+        let rls = Rls::new(Arc::clone(&limiter), Arc::default());
         TestLimiter { limiter, clock, rls }
     }
 
@@ -83,7 +85,7 @@ impl TestLimiter {
 
     #[track_caller]
     pub(crate) fn ask(&self, request: &RateLimitRequest) -> RateLimitResponse {
-        self.rls.decide(request).expect("the request is valid")
+        answer(&self.rls, request, self.now())
     }
 
     /// The short form of the answer, see [`brief`].
@@ -91,6 +93,15 @@ impl TestLimiter {
     pub(crate) fn brief(&self, request: &RateLimitRequest) -> String {
         brief(&self.ask(request))
     }
+}
+
+/// The answer to a valid request, by way of the wire's bytes.
+#[track_caller]
+pub(crate) fn answer(rls: &Rls, request: &RateLimitRequest, now: Timestamp) -> RateLimitResponse {
+    let mut answer = BytesMut::new();
+    rls.answer(&request.encode_to_vec(), now, &mut answer)
+        .expect("the request is valid");
+    RateLimitResponse::decode(answer).expect("the answer is a response")
 }
 
 pub(crate) fn set_time(clock: &Clock, since_epoch: Duration) {
@@ -202,6 +213,7 @@ pub(crate) fn server_config() -> ServerConfig {
             listen: free_port(),
             tls: None,
             max_connections: 1_000,
+            max_calls_in_flight: 1_000,
             max_connection_age: None,
         },
         http: free_port(),

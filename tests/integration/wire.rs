@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
+use h2::SendStream;
+use h2::client::{ResponseFuture, SendRequest};
 use prost::Message as _;
 use prost_types::field_descriptor_proto::Type;
 use prost_types::{DescriptorProto, FileDescriptorProto};
@@ -11,11 +14,10 @@ use tokio::time::timeout;
 use tokio_stream::StreamExt as _;
 use tollgate::config::Listen;
 use tollgate::limiter::{Limiter, LimiterConfig};
-use tollgate::proto::envoy::service::ratelimit::v3::rate_limit_service_server::RateLimitService as _;
-use tollgate::rls::deadline::Deadline;
+use tollgate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use tollgate::server::Server;
 use tollgate::shutdown::Stop;
-use tonic::{Code, Request};
+use tonic::Code;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
@@ -24,7 +26,7 @@ use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
 use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
 
-use crate::support::{TestLimiter, TestServer, brief, http, parts, request, rules, server_config};
+use crate::support::{T, TestServer, brief, http, parts, request, rules, server_config};
 
 const RULES: &str = "
 domain: d
@@ -96,23 +98,194 @@ async fn reflection_shows_the_official_strings() {
     );
 }
 
-/// Without a wire: tonic's client gives up by itself before the server has seen the call.
+/// An HTTP/2 client that sends what a test wants, frame by frame.
+struct RawClient(SendRequest<Bytes>);
+
+/// A call of a [`RawClient`].
+struct RawCall {
+    answer: ResponseFuture,
+    body: SendStream<Bytes>,
+}
+
+impl RawClient {
+    async fn new(server: &TestServer) -> Self {
+        let stream = TcpStream::connect(server.grpc).await.unwrap();
+        let (client, connection) = h2::client::handshake(stream).await.unwrap();
+        tokio::spawn(connection);
+        RawClient(client)
+    }
+
+    /// Sends the headers of a call.
+    async fn call(&self, headers: &[(&'static str, &str)]) -> RawCall {
+        let mut request =
+            http::Request::post("http://t/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit")
+                .header("content-type", "application/grpc")
+                .header("te", "trailers");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let mut client = self.0.clone().ready().await.unwrap();
+        let (answer, body) = client.send_request(request.body(()).unwrap(), false).unwrap();
+        RawCall { answer, body }
+    }
+
+    /// Makes a call and waits for its answer: what was sent before it has been taken in as well then.
+    async fn settle(&self) {
+        let mut call = self.call(&[]).await;
+        call.send(&framed(&request("d", &["no=rule"])), true);
+        assert_eq!(call.status().await.0, "0");
+    }
+}
+
+impl RawCall {
+    fn send(&mut self, bytes: &[u8], is_last: bool) {
+        self.body
+            .send_data(Bytes::copy_from_slice(bytes), is_last)
+            .unwrap();
+    }
+
+    /// `grpc-status` and `grpc-message`, from the headers or the trailers.
+    async fn status(self) -> (String, String) {
+        let (head, mut body) = self.answer.await.unwrap().into_parts();
+        let headers = if head.headers.contains_key("grpc-status") {
+            head.headers
+        } else {
+            while let Some(part) = body.data().await {
+                let part = part.unwrap().len();
+                body.flow_control().release_capacity(part).unwrap();
+            }
+            body.trailers().await.unwrap().unwrap()
+        };
+        let text = |name| {
+            let value = headers.get(name).map(|value| value.to_str().unwrap());
+            value.unwrap_or_default().to_owned()
+        };
+        (text("grpc-status"), text("grpc-message"))
+    }
+}
+
+fn framed(request: &RateLimitRequest) -> Vec<u8> {
+    let message = request.encode_to_vec();
+    let length = u32::try_from(message.len()).unwrap();
+    [&[0], length.to_be_bytes().as_slice(), &message].concat()
+}
+
 #[tokio::test]
 async fn a_caller_who_has_given_up_is_not_charged() {
-    let limiter = TestLimiter::new(RULES);
-    let with_timeout = |grpc_timeout: &str| {
-        let mut call = Request::new(request("d", &["k=v"]));
-        let deadline = Deadline::new(grpc_timeout, limiter.now()).unwrap();
-        call.extensions_mut().insert(deadline);
-        call
-    };
-    let (late, in_time) = (with_timeout("20m"), with_timeout("21m"));
-    limiter.advance(Duration::from_millis(20));
-    let status = limiter.rls.should_rate_limit(late).await.unwrap_err();
-    assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
-    assert!(limiter.limiter.store().is_empty());
-    let answer = limiter.rls.should_rate_limit(in_time).await.unwrap();
-    assert_eq!(brief(answer.get_ref()), "OK: OK1");
+    let server = TestServer::start(RULES).await;
+    let client = RawClient::new(&server).await;
+    let mut late = client.call(&[("grpc-timeout", "20m")]).await;
+    let mut in_time = client.call(&[("grpc-timeout", "21m")]).await;
+    let mut without_time = client.call(&[("grpc-timeout", "0m")]).await;
+    let message = framed(&request("d", &["k=v"]));
+    without_time.send(&message, true);
+    assert_eq!(without_time.status().await.0, "4");
+    server.set_time(Duration::from_millis(T * 1_000 + 20));
+    late.send(&message, true);
+    let status = late.status().await;
+    assert_eq!(
+        status,
+        (
+            "4".into(),
+            "the%20deadline%20passed%20before%20the%20decision;%20nothing%20was%20charged".into()
+        )
+    );
+    assert!(server.limiter.store().is_empty());
+    in_time.send(&message, true);
+    assert_eq!(in_time.status().await.0, "0");
+    assert_eq!(server.limiter.store().len(), 1);
+}
+
+#[tokio::test]
+async fn a_request_may_come_in_pieces() {
+    let server = TestServer::start(RULES).await;
+    let client = RawClient::new(&server).await;
+    let message = framed(&request("d", &["k=v"]));
+    let mut call = client.call(&[]).await;
+    for byte in &message {
+        call.send(&[*byte], false);
+        client.settle().await;
+    }
+    assert!(server.limiter.store().is_empty());
+    call.send(&[], true);
+    assert_eq!(call.status().await.0, "0");
+    assert_eq!(server.limiter.store().len(), 1);
+}
+
+#[tokio::test]
+async fn what_is_no_message_is_refused_without_a_charge() {
+    let server = TestServer::start(RULES).await;
+    let client = RawClient::new(&server).await;
+    let message = framed(&request("d", &["k=v"]));
+    let with_first = |first: u8| [&[first], &message[1..]].concat();
+    let damaged = [0, 0, 0, 0, 2, 0x0a, 9];
+    for (sent, code) in [
+        (Vec::new(), "13"),
+        (message[..3].to_vec(), "13"),
+        (message[..message.len() - 1].to_vec(), "13"),
+        ([message.clone(), message.clone()].concat(), "13"),
+        (with_first(1), "12"),
+        (with_first(7), "13"),
+        (damaged.to_vec(), "13"),
+        // It says that it has more than 4 MiB, and is not waited for.
+        (vec![0, 0, 64, 0, 1], "8"),
+    ] {
+        let mut call = client.call(&[]).await;
+        call.send(&sent, code != "8");
+        assert_eq!(call.status().await.0, code, "{sent:?}");
+    }
+    assert!(server.limiter.store().is_empty());
+}
+
+#[tokio::test]
+async fn a_call_that_is_taken_back_is_forgotten() {
+    let server = TestServer::start(RULES).await;
+    let client = RawClient::new(&server).await;
+    let mut call = client.call(&[]).await;
+    call.send(&framed(&request("d", &["k=v"]))[..7], false);
+    client.settle().await;
+    call.body.send_reset(h2::Reason::CANCEL);
+    client.settle().await;
+    assert!(server.limiter.store().is_empty());
+}
+
+#[tokio::test]
+async fn calls_under_way_are_bounded_and_others_are_still_answered() {
+    let mut config = server_config();
+    config.grpc.max_calls_in_flight = 2;
+    let limiter = Limiter::new(LimiterConfig::default());
+    limiter.set_matcher(rules(RULES));
+    let server = TestServer::start_parts(config, parts(limiter)).await;
+    let (client, other) = (RawClient::new(&server).await, RawClient::new(&server).await);
+    let mut first = client.call(&[]).await;
+    let second = client.call(&[]).await;
+    client.settle().await;
+    let (code, message) = other.call(&[]).await.status().await;
+    assert_eq!(
+        (code.as_str(), message.as_str()),
+        ("14", "too%20many%20calls%20are%20under%20way")
+    );
+    other.settle().await;
+    first.send(&framed(&request("d", &["k=v"])), true);
+    assert_eq!(first.status().await.0, "0");
+    drop(second);
+    client.settle().await;
+    let mut third = other.call(&[]).await;
+    other.settle().await;
+    third.send(&framed(&request("d", &["k=v"])), true);
+    assert_eq!(third.status().await.0, "0");
+    let page = http(server.http, "GET", "/metrics", "").await.1;
+    assert!(page.contains("tollgate_shed_calls_total 1\n"), "{page}");
+}
+
+#[tokio::test]
+async fn other_methods_are_unknown() {
+    let server = TestServer::start(RULES).await;
+    let mut client = RawClient::new(&server).await.0.ready().await.unwrap();
+    let request = http::Request::post("http://t/envoy.service.ratelimit.v3.RateLimitService/Else")
+        .header("content-type", "application/grpc");
+    let (answer, _) = client.send_request(request.body(()).unwrap(), true).unwrap();
+    assert_eq!(answer.await.unwrap().headers()["grpc-status"], "12");
 }
 
 #[tokio::test]
