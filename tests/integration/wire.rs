@@ -10,8 +10,10 @@ use prost_types::field_descriptor_proto::Type;
 use prost_types::{DescriptorProto, FileDescriptorProto};
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
+use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_stream::StreamExt as _;
+use tokio_stream::wrappers::ReceiverStream;
 use tollgate::config::Listen;
 use tollgate::limiter::{Limiter, LimiterConfig};
 use tollgate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
@@ -412,14 +414,23 @@ async fn it_ends_with_idle_connections_open() {
         service: String::new(),
     };
     let mut watch = health.watch(watched).await.unwrap().into_inner();
+    let (_questions, asked) = mpsc::channel(1);
+    let mut reflection = ServerReflectionClient::new(server.channel().await);
+    let _answers = reflection
+        .server_reflection_info(ReceiverStream::new(asked))
+        .await
+        .unwrap();
+    // Whoever says no more than this answers no question whether it is still there.
+    let settings = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00".as_slice();
     let mut silent = Vec::new();
     for (address, opening) in [
-        (server.grpc, ""),
-        (server.grpc, "PRI * HTTP/2.0\r\n"),
-        (server.http, ""),
+        (server.grpc, b"".as_slice()),
+        (server.grpc, b"PRI * HTTP/2.0\r\n"),
+        (server.grpc, settings),
+        (server.http, b""),
     ] {
         let mut connection = TcpStream::connect(address).await.unwrap();
-        connection.write_all(opening.as_bytes()).await.unwrap();
+        connection.write_all(opening).await.unwrap();
         silent.push(connection);
     }
     // An answer on a later connection shows that those before were accepted.
