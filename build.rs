@@ -6,6 +6,7 @@
 
 use std::error::Error;
 use std::path::PathBuf;
+use std::process::Command;
 use std::{env, fs};
 
 use prost::Message as _;
@@ -18,6 +19,7 @@ const TEXT_MESSAGES: [&str; 2] = ["RateLimitRequest", "Entry"];
 fn main() -> Result<(), Box<dyn Error>> {
     let files = ["envoy/service/ratelimit/v3/rls.proto"];
     println!("cargo::rerun-if-changed=proto");
+    println!("cargo::rustc-env=BUILD_REVISION={}", revision());
 
     let descriptors = protox::compile(files, ["proto"])?;
     tonic_prost_build::configure()
@@ -36,6 +38,26 @@ fn main() -> Result<(), Box<dyn Error>> {
     let out = PathBuf::from(env::var("OUT_DIR")?).join("official_descriptors.bin");
     fs::write(out, with_official_strings(descriptors).encode_to_vec())?;
     Ok(())
+}
+
+/// The commit that is built. Whoever builds without a repository can say it.
+fn revision() -> String {
+    println!("cargo::rerun-if-env-changed=BUILD_REVISION");
+    if let Ok(said) = env::var("BUILD_REVISION") {
+        return said;
+    }
+    // It changes with each commit.
+    let log = ".git/logs/HEAD";
+    if fs::exists(log).unwrap_or(false) {
+        println!("cargo::rerun-if-changed={log}");
+    }
+    let asked = Command::new("git")
+        .args(["rev-parse", "--short=12", "HEAD"])
+        .output();
+    match asked {
+        Ok(answer) if answer.status.success() => String::from_utf8_lossy(&answer.stdout).trim().to_owned(),
+        _ => "unknown".to_owned(),
+    }
 }
 
 fn with_official_strings(mut descriptors: FileDescriptorSet) -> FileDescriptorSet {

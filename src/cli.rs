@@ -32,6 +32,7 @@ use self::settings::{
     DecisionSettings, LogSettings, MemorySettings, ObserverSettings, RuleFileSettings, RuleSettings,
 };
 use self::xds_settings::XdsSettings;
+use crate::build;
 use crate::clock::Clock;
 use crate::config::file::Loaded;
 use crate::config::{Listen, LoadError, RulesConfig, RulesSource, ServerConfig, SnapshotConfig, nearest};
@@ -54,7 +55,7 @@ const USAGE: u8 = 2;
 ///
 /// Without a command it serves.
 #[derive(Debug, Parser)]
-#[command(version, override_usage = "tollgate [COMMAND] [OPTIONS]")]
+#[command(version = build::VERSION_AND_REVISION, override_usage = "tollgate [COMMAND] [OPTIONS]")]
 struct Cli {
     #[command(subcommand)]
     command: Command,

@@ -12,12 +12,14 @@ mod yaml;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 pub(crate) use self::diagnostic::nearest;
 pub use self::diagnostic::{Diagnostic, Diagnostics, Severity};
 use self::file::Loaded;
 use self::source::{SourceError, SourceFile};
+use crate::metrics::prometheus;
 use crate::metrics::statsd::Lines;
 use crate::tls::TlsConfig;
 
@@ -198,6 +200,8 @@ pub struct ServerConfig {
     pub debug: Option<Listen>,
     /// The port that Prometheus reads, if it has one of its own.
     pub prometheus: Option<PrometheusConfig>,
+    /// How metrics are called for Prometheus.
+    pub prometheus_names: Arc<prometheus::Names>,
     /// On all metrics, by name.
     pub extra_tags: Vec<(String, String)>,
     /// Where statsd is, if it is told anything.

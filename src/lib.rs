@@ -12,6 +12,7 @@
 //! recorded requests on a manual [`clock`].
 
 pub mod algorithm;
+pub mod build;
 pub mod cli;
 pub mod client_address;
 pub mod clock;

@@ -5,6 +5,7 @@
 //! `ratelimit.service.rate_limit.shop.user.total_hits`, from which [`prometheus`] and [`statsd`] make what they tell.
 
 mod histogram;
+pub mod mapping;
 pub mod prometheus;
 pub mod statsd;
 
@@ -12,6 +13,8 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
+
+pub use self::histogram::Observed;
 
 use self::histogram::Histogram;
 use crate::clock::Timestamp;
@@ -74,12 +77,14 @@ pub struct Sample {
 }
 
 /// What a sample measures.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum SampleValue {
     /// Only grows.
     Counter(u64),
     /// Goes up and down.
     Gauge(u64),
+    /// How long something took, each time.
+    Time(Box<Observed>),
 }
 
 impl Default for Metrics {
@@ -237,8 +242,7 @@ impl Metrics {
         totals
     }
 
-    /// Everything that is counted, under its internal name, response times apart. Counters of rules that count nothing yet
-    /// are left out.
+    /// Everything that is counted, under its internal name. Counters of rules that count nothing yet are left out.
     pub fn samples(&self, limiter: &Limiter, events: Option<&Events>) -> Vec<Sample> {
         let mut samples = self.of_reference();
         let banned_hits = self.banned_hits.all().map(|hits| hits.load(Ordering::Relaxed));
@@ -303,15 +307,19 @@ impl Metrics {
                 format!("{SERVICE}.call.should_rate_limit.service_error"),
                 of(&service.service_error),
             ),
-            counter(
-                "ratelimit_server.ShouldRateLimit.total_requests".to_owned(),
-                self.response_time.observed().count(),
-            ),
-            counter(
-                "ratelimit_server.Check.total_requests".to_owned(),
-                self.check_time.observed().count(),
-            ),
         ]);
+        for (method, times) in [
+            ("ShouldRateLimit", &self.response_time),
+            ("Check", &self.check_time),
+        ] {
+            let observed = times.observed();
+            let name = |of: &str| format!("ratelimit_server.{method}.{of}");
+            samples.push(counter(name("total_requests"), observed.count()));
+            samples.push(Sample {
+                name: name("response_time"),
+                value: SampleValue::Time(Box::new(observed)),
+            });
+        }
         samples
     }
 }

@@ -266,6 +266,7 @@ impl Server {
             top: parts.top.clone(),
             metrics: Arc::clone(&parts.metrics),
             limiter: Arc::clone(&parts.limiter),
+            names: Arc::clone(&self.config.prometheus_names),
             extra_tags: self.config.extra_tags.clone().into(),
             health: parts.health.clone(),
             clock: Arc::clone(&parts.clock),

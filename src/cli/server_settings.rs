@@ -1,6 +1,7 @@
 //! The settings of the ports, and of the server's end.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
@@ -105,6 +106,7 @@ impl ServerSettings {
             http_tls: self.tls.of_http()?,
             debug: Some(tcp(&self.debug_host, self.debug_port)),
             prometheus: self.stats.prometheus(),
+            prometheus_names: Arc::new(self.stats.prometheus_names()),
             extra_tags: self.stats.tags(),
             statsd: self.stats.statsd()?,
             look_interval: LOOK_INTERVAL,

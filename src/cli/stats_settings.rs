@@ -5,10 +5,13 @@ use std::time::Duration;
 
 use clap::Args;
 use regex::Regex;
+use tracing::error;
 
 use super::server_settings::tcp;
 use super::values;
 use crate::config::{PrometheusConfig, Protocol, StatsdConfig};
+use crate::metrics::mapping::Mapping;
+use crate::metrics::prometheus::Names;
 use crate::metrics::statsd::{Format, Lines, Mogrifier};
 
 /// Where metrics go.
@@ -62,6 +65,13 @@ pub(super) struct StatsSettings {
     /// Path of the page on that port
     #[arg(long, env, value_name = "PATH", value_parser = values::url_path, default_value = "/metrics")]
     prometheus_path: String,
+    /// What names become on the page for Prometheus: a mapping file of `statsd_exporter`
+    #[arg(long, env, value_name = "PATH", default_value = "", hide_default_value = true, value_parser = values::path)]
+    prometheus_mapper_yaml: values::MaybePath,
+    /// Show response times in milliseconds, though their name says seconds, where no mapping file says otherwise
+    #[arg(long, env, value_name = "BOOL", value_parser = values::boolean, default_value = "false",
+          num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    prometheus_response_time_as_milliseconds: bool,
 }
 
 impl StatsSettings {
@@ -71,6 +81,25 @@ impl StatsSettings {
             listen: tcp(host, *port),
             path: self.prometheus_path.clone(),
         })
+    }
+
+    /// How metrics are called for Prometheus. A mapping file that cannot be used is told of, and left out: it is not worth
+    /// an outage.
+    pub(super) fn prometheus_names(&self) -> Names {
+        let mapping = self.prometheus_mapper_yaml.0.as_ref().and_then(|path| {
+            Mapping::read(path)
+                .inspect_err(|fault| {
+                    let path = path.display();
+                    error!(
+                        "PROMETHEUS_MAPPER_YAML is left out, metrics keep their usual names: {path}: {fault}"
+                    );
+                })
+                .ok()
+        });
+        Names {
+            mapping,
+            milliseconds: self.prometheus_response_time_as_milliseconds,
+        }
     }
 
     /// What is on all metrics, by name; without tags that have no value.

@@ -72,8 +72,6 @@ const WITHOUT_EFFECT: [(&str, &[&str]); 5] = [
     (
         "not there yet",
         &[
-            "PROMETHEUS_MAPPER_YAML",
-            "PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS",
             "TRACING_ENABLED",
             "TRACING_EXPORTER_PROTOCOL",
             "TRACING_SERVICE_NAME",

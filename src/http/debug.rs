@@ -84,10 +84,11 @@ pub(super) async fn stats(State(shown): State<Shown>) -> String {
         let samples = shown.metrics.samples(&shown.limiter, shown.events.as_deref());
         let mut lines: Vec<String> = samples
             .into_iter()
-            .map(|sample| match sample.value {
+            .filter_map(|sample| match sample.value {
                 SampleValue::Counter(value) | SampleValue::Gauge(value) => {
-                    format!("{}: {value}\n", sample.name)
+                    Some(format!("{}: {value}\n", sample.name))
                 }
+                SampleValue::Time(_) => None,
             })
             .collect();
         lines.sort();

@@ -34,6 +34,8 @@ pub struct Shown {
     pub metrics: Arc<Metrics>,
     /// Whose counters are counted.
     pub limiter: Arc<Limiter>,
+    /// How metrics are called for Prometheus.
+    pub names: Arc<prometheus::Names>,
     /// On all metrics.
     pub extra_tags: Arc<[(String, String)]>,
     /// Whether traffic is wanted.
@@ -133,6 +135,7 @@ fn page(shown: &Shown) -> String {
         limiter: &shown.limiter,
         events: shown.events.as_deref(),
         certificates: &shown.certificates,
+        names: &shown.names,
         extra_labels: &shown.extra_tags,
     };
     page.to_string()

@@ -45,9 +45,9 @@ struct Stripe {
 
 /// What a histogram holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Observed {
+pub struct Observed {
     /// How many durations are in each bucket, those of smaller ones not included.
-    pub(super) buckets: [u64; BOUNDS.len() + 1],
+    buckets: [u64; BOUNDS.len() + 1],
     pub(super) sum: Duration,
 }
 
@@ -75,20 +75,23 @@ impl Histogram {
 }
 
 impl Observed {
+    /// The upper bounds of its buckets.
+    pub(super) fn bounds() -> impl Iterator<Item = Duration> {
+        BOUNDS.into_iter().map(Duration::from_nanos)
+    }
+
     pub(super) fn count(&self) -> u64 {
         self.buckets.iter().sum()
     }
 
-    /// The upper bounds from `least` on, in seconds, each with the number of durations up to it.
-    pub(super) fn cumulative(&self, least: Duration) -> impl Iterator<Item = (f64, u64)> {
-        let mut count = 0;
-        let buckets = BOUNDS.into_iter().zip(self.buckets).map(move |(bound, bucket)| {
-            count += bucket;
-            (Duration::from_nanos(bound), count)
-        });
+    /// How many durations are not longer than this, as far as the buckets tell.
+    pub(super) fn up_to(&self, most: Duration) -> u64 {
+        let most = nanoseconds(most);
+        let buckets = BOUNDS.iter().zip(&self.buckets);
         buckets
-            .filter(move |(bound, _)| *bound >= least)
-            .map(|(bound, count)| (bound.as_secs_f64(), count))
+            .take_while(|(bound, _)| **bound <= most)
+            .map(|(_, count)| count)
+            .sum()
     }
 
     /// The whole milliseconds at the lower end of each bucket, each with what was added to it since `earlier`.
@@ -120,10 +123,9 @@ mod tests {
         let observed = histogram.observed();
         assert_eq!(observed.count(), 5);
         assert_eq!(observed.sum, Duration::from_micros(20_010_004));
-        let coarse: Vec<_> = observed.cumulative(Duration::from_millis(5)).collect();
-        assert_eq!(coarse.len(), 11);
-        assert_eq!(coarse[0], (0.005, 3));
-        assert_eq!(coarse[10], (10.0, 4));
+        let up_to = |micros| observed.up_to(Duration::from_micros(micros));
+        assert_eq!((up_to(0), up_to(1), up_to(5_000), up_to(9_999)), (0, 1, 3, 3));
+        assert_eq!((up_to(10_000), up_to(10_000_000), up_to(u64::MAX)), (4, 4, 4));
         assert_eq!(
             observed.milliseconds_since(&Observed::default()),
             [(0, 2), (2, 1), (5, 1), (10_000, 1)]

@@ -4,6 +4,7 @@
 //! is deeper than two levels is folded into them. Everything else keeps its internal name, with `_` for what a name cannot
 //! hold.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -12,8 +13,9 @@ use std::time::Duration;
 use ::prometheus::proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType};
 use ::prometheus::{Encoder as _, TextEncoder};
 
-use super::histogram::Observed;
-use super::{Metrics, Sample, SampleValue};
+use super::mapping::{BUCKETS, Mapped, Mapping};
+use super::{Metrics, Observed, Sample, SampleValue};
+use crate::build;
 use crate::events::Events;
 use crate::limiter::Limiter;
 use crate::statistics::Statistics;
@@ -22,8 +24,14 @@ use crate::tls::Tls;
 /// The content type of the page.
 pub const CONTENT_TYPE: &str = ::prometheus::TEXT_FORMAT;
 
-/// The buckets of envoyproxy/ratelimit start here.
-const LEAST_RESPONSE_TIME: Duration = Duration::from_millis(5);
+/// How names are shown.
+#[derive(Debug, Default)]
+pub struct Names {
+    /// What names become; without it, what envoyproxy/ratelimit makes of them.
+    pub mapping: Option<Mapping>,
+    /// Whether response times are in milliseconds, whatever their name says, where no mapping says so.
+    pub milliseconds: bool,
+}
 
 /// What is shown.
 #[derive(Debug, Clone, Copy)]
@@ -36,6 +44,8 @@ pub struct Page<'a> {
     pub events: Option<&'a Events>,
     /// The certificates of the ports that have TLS, by what these are for.
     pub certificates: &'a [(&'static str, Arc<Tls>)],
+    /// How they are called.
+    pub names: &'a Names,
     /// On everything.
     pub extra_labels: &'a [(String, String)],
 }
@@ -44,96 +54,160 @@ impl fmt::Display for Page<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut families = Families::default();
         for sample in self.metrics.samples(self.limiter, self.events) {
-            families.add(&sample);
+            families.add(sample, self.names);
         }
         for (port, tls) in self.certificates {
             families.add_certificate(port, tls);
         }
-        let observed = self.metrics.response_time.observed();
-        families.0.insert(
-            "ratelimit_service_response_time_seconds".to_owned(),
-            Family::Histogram(
-                vec![("grpc_method", "ShouldRateLimit".to_owned())],
-                histogram(&observed, LEAST_RESPONSE_TIME),
-            ),
-        );
-        families.0.insert(
+        families.add_build();
+        let decisions = self.metrics.response_time.observed();
+        let bounds = Observed::bounds().map(|bound| bound.as_secs_f64());
+        families.put_time(
             "tollgate_decision_seconds".to_owned(),
-            Family::Histogram(Vec::new(), histogram(&observed, Duration::ZERO)),
+            Labels::new(),
+            histogram(&decisions, bounds, SECONDS),
         );
         f.write_str(&families.encode(self.extra_labels))
     }
 }
 
+/// A millisecond.
+const SECONDS: f64 = 0.001;
+
 /// By name.
 #[derive(Debug, Default)]
 struct Families(BTreeMap<String, Family>);
 
-type Labels = Vec<(&'static str, String)>;
+type Labels = Vec<(Cow<'static, str>, String)>;
 
 #[derive(Debug)]
-enum Family {
+struct Family {
+    values: Values,
+    /// What a mapping file says of it.
+    help: Option<String>,
+}
+
+/// By labels.
+#[derive(Debug)]
+enum Values {
     Counters(BTreeMap<Labels, u64>),
     Gauges(BTreeMap<Labels, u64>),
-    Histogram(Labels, Histogram),
+    Histograms(BTreeMap<Labels, Histogram>),
 }
 
 impl Families {
-    fn add(&mut self, sample: &Sample) {
-        let (name, labels) = named(&sample.name);
-        self.put(name, labels, sample.value);
+    fn add(&mut self, sample: Sample, names: &Names) {
+        let Sample { name, value } = sample;
+        let mapped = names
+            .mapping
+            .as_ref()
+            .and_then(|mapping| mapping.find(&name, &value));
+        let (shown, labels, scale, buckets, help) = match mapped {
+            Some(Mapped::Dropped) => return,
+            Some(Mapped::To {
+                name,
+                labels,
+                help,
+                scale,
+                buckets,
+            }) => {
+                let labels = labels
+                    .into_iter()
+                    .map(|(label, value)| (Cow::Owned(label), value));
+                (plain(&name), labels.collect(), scale, buckets, help)
+            }
+            // What is ours stays as it is; a mapping file speaks of the others.
+            None if names.mapping.is_some() && name.starts_with("ratelimit") => {
+                (plain(&name), Labels::new(), 1.0, BUCKETS.to_vec(), None)
+            }
+            None => {
+                let (shown, labels) = named(&name);
+                let scale = if names.milliseconds { 1.0 } else { SECONDS };
+                (shown, labels, scale, BUCKETS.to_vec(), None)
+            }
+        };
+        match value {
+            SampleValue::Counter(value) => self.put(shown.clone(), labels, Value::Counter(value)),
+            SampleValue::Gauge(value) => self.put(shown.clone(), labels, Value::Gauge(value)),
+            SampleValue::Time(observed) => {
+                let histogram = histogram(&observed, buckets.into_iter(), scale);
+                self.put_time(shown.clone(), labels, histogram);
+            }
+        }
+        if let (Some(help), Some(family)) = (help, self.0.get_mut(&shown)) {
+            family.help = Some(help);
+        }
     }
 
     fn add_certificate(&mut self, port: &str, tls: &Tls) {
-        let mut put = |name: &str, value| self.put(name.to_owned(), vec![("port", port.to_owned())], value);
+        let mut put =
+            |name: &str, value| self.put(name.to_owned(), vec![label("port", port.to_owned())], value);
         put(
             "tollgate_certificate_expiry_seconds",
-            SampleValue::Gauge(tls.expiry().max(0).cast_unsigned()),
+            Value::Gauge(tls.expiry().max(0).cast_unsigned()),
         );
         put(
             "tollgate_certificate_load_errors_total",
-            SampleValue::Counter(tls.load_errors()),
+            Value::Counter(tls.load_errors()),
         );
         put(
             "tollgate_tls_handshake_errors_total",
-            SampleValue::Counter(tls.handshake_errors()),
+            Value::Counter(tls.handshake_errors()),
         );
     }
 
+    /// Which program this is.
+    fn add_build(&mut self) {
+        let labels = vec![
+            label("revision", build::REVISION.to_owned()),
+            label("version", build::VERSION.to_owned()),
+        ];
+        self.put("tollgate_build_info".to_owned(), labels, Value::Gauge(1));
+    }
+
     /// Adds a value to its family. Counters of equal labels are one: deeper rules are folded together.
-    fn put(&mut self, name: String, labels: Labels, value: SampleValue) {
+    fn put(&mut self, name: String, labels: Labels, value: Value) {
         match value {
-            SampleValue::Gauge(value) => {
-                let family = self
-                    .0
-                    .entry(name)
-                    .or_insert_with(|| Family::Gauges(BTreeMap::new()));
-                if let Family::Gauges(gauges) = family {
+            Value::Gauge(value) => {
+                if let Values::Gauges(gauges) = self.values(name, || Values::Gauges(BTreeMap::new())) {
                     gauges.insert(labels, value);
                 }
             }
-            SampleValue::Counter(value) => {
-                let family = self
-                    .0
-                    .entry(name)
-                    .or_insert_with(|| Family::Counters(BTreeMap::new()));
-                // A counter and a gauge of one name do not occur: names of gauges are all ours.
-                if let Family::Counters(counters) = family {
+            Value::Counter(value) => {
+                if let Values::Counters(counters) = self.values(name, || Values::Counters(BTreeMap::new())) {
                     *counters.entry(labels).or_default() += value;
                 }
             }
         }
     }
 
+    fn put_time(&mut self, name: String, labels: Labels, histogram: Histogram) {
+        let empty = || Values::Histograms(BTreeMap::new());
+        if let Values::Histograms(histograms) = self.values(name, empty) {
+            histograms.insert(labels, histogram);
+        }
+    }
+
+    /// The values of a family. They may be of another type than is asked for, if a mapping file gives one name to things of
+    /// different types: then the first type counts.
+    fn values(&mut self, name: String, empty: impl FnOnce() -> Values) -> &mut Values {
+        let family = self.0.entry(name).or_insert_with(|| Family {
+            values: empty(),
+            help: None,
+        });
+        &mut family.values
+    }
+
     fn encode(self, extra_labels: &[(String, String)]) -> String {
         let extra: Vec<LabelPair> = extra_labels
             .iter()
-            .map(|(name, value)| pair(&plain(name), value.clone()))
+            .map(|(name, value)| pair((plain(name).into(), value.clone())))
             .collect();
         let mut families: Vec<MetricFamily> = self
             .0
             .into_iter()
             .map(|(name, family)| family.encoded(name))
+            .chain(of_process())
             .collect();
         for metric in families
             .iter_mut()
@@ -150,42 +224,34 @@ impl Families {
     }
 }
 
+/// The memory, files and processor time of this process, under the names that Prometheus' own clients use.
+#[cfg(target_os = "linux")]
+fn of_process() -> Vec<MetricFamily> {
+    use ::prometheus::core::Collector as _;
+    ::prometheus::process_collector::ProcessCollector::for_self().collect()
+}
+
+#[cfg(not(target_os = "linux"))]
+fn of_process() -> Vec<MetricFamily> {
+    Vec::new()
+}
+
+/// A number.
+enum Value {
+    Counter(u64),
+    Gauge(u64),
+}
+
 impl Family {
     fn encoded(self, name: String) -> MetricFamily {
         let mut family = MetricFamily::default();
-        family.set_help(help(&name).to_owned());
+        family.set_help(self.help.unwrap_or_else(|| help(&name).to_owned()));
         family.set_name(name);
-        let (kind, metrics) = match self {
-            Family::Counters(counters) => (
-                MetricType::COUNTER,
-                counters
-                    .into_iter()
-                    .map(|(labels, value)| {
-                        let mut counter = Counter::default();
-                        counter.set_value(value as f64);
-                        let mut metric = Metric::from_label(pairs(labels));
-                        metric.set_counter(counter);
-                        metric
-                    })
-                    .collect(),
-            ),
-            Family::Gauges(gauges) => (
-                MetricType::GAUGE,
-                gauges
-                    .into_iter()
-                    .map(|(labels, value)| {
-                        let mut gauge = Gauge::default();
-                        gauge.set_value(value as f64);
-                        let mut metric = Metric::from_label(pairs(labels));
-                        metric.set_gauge(gauge);
-                        metric
-                    })
-                    .collect(),
-            ),
-            Family::Histogram(labels, histogram) => {
-                let mut metric = Metric::from_label(pairs(labels));
-                metric.set_histogram(histogram);
-                (MetricType::HISTOGRAM, vec![metric])
+        let (kind, metrics) = match self.values {
+            Values::Counters(counters) => (MetricType::COUNTER, metrics(counters, set_counter)),
+            Values::Gauges(gauges) => (MetricType::GAUGE, metrics(gauges, set_gauge)),
+            Values::Histograms(histograms) => {
+                (MetricType::HISTOGRAM, metrics(histograms, Metric::set_histogram))
             }
         };
         family.set_field_type(kind);
@@ -194,31 +260,53 @@ impl Family {
     }
 }
 
-fn pairs(labels: Labels) -> Vec<LabelPair> {
-    labels
+fn metrics<T>(values: BTreeMap<Labels, T>, set: impl Fn(&mut Metric, T)) -> Vec<Metric> {
+    values
         .into_iter()
-        .map(|(name, value)| pair(name, value))
+        .map(|(labels, value)| {
+            let mut metric = Metric::from_label(labels.into_iter().map(pair).collect());
+            set(&mut metric, value);
+            metric
+        })
         .collect()
 }
 
-fn pair(name: &str, value: String) -> LabelPair {
+fn set_counter(metric: &mut Metric, value: u64) {
+    let mut counter = Counter::default();
+    counter.set_value(value as f64);
+    metric.set_counter(counter);
+}
+
+fn set_gauge(metric: &mut Metric, value: u64) {
+    let mut gauge = Gauge::default();
+    gauge.set_value(value as f64);
+    metric.set_gauge(gauge);
+}
+
+fn label(name: &'static str, value: String) -> (Cow<'static, str>, String) {
+    (name.into(), value)
+}
+
+fn pair((name, value): (Cow<'static, str>, String)) -> LabelPair {
     let mut pair = LabelPair::default();
-    pair.set_name(name.to_owned());
+    pair.set_name(name.into_owned());
     pair.set_value(value);
     pair
 }
 
-fn histogram(observed: &Observed, least: Duration) -> Histogram {
-    let buckets = observed.cumulative(least).map(|(bound, count)| {
+/// Durations with buckets of these bounds, where a millisecond counts as `scale`.
+fn histogram(observed: &Observed, bounds: impl Iterator<Item = f64>, scale: f64) -> Histogram {
+    let duration = |bound: f64| Duration::try_from_secs_f64(bound / scale / 1_000.0).unwrap_or(Duration::MAX);
+    let buckets = bounds.map(|bound| {
         let mut bucket = Bucket::default();
         bucket.set_upper_bound(bound);
-        bucket.set_cumulative_count(count);
+        bucket.set_cumulative_count(observed.up_to(duration(bound)));
         bucket
     });
     let mut histogram = Histogram::default();
     histogram.set_bucket(buckets.collect());
     histogram.set_sample_count(observed.count());
-    histogram.set_sample_sum(observed.sum.as_secs_f64());
+    histogram.set_sample_sum(observed.sum.as_secs_f64() * 1_000.0 * scale);
     histogram
 }
 
@@ -234,17 +322,18 @@ fn named(internal: &str) -> (String, Labels) {
     if let Some(kind) = service.and_then(|name| name.strip_prefix("call.should_rate_limit.")) {
         return (
             "ratelimit_service_should_rate_limit_error".to_owned(),
-            vec![("err_type", kind.to_owned())],
+            vec![label("err_type", kind.to_owned())],
         );
     }
-    if let Some(method) = internal
+    if let Some((method, of)) = internal
         .strip_prefix("ratelimit_server.")
-        .and_then(|name| name.strip_suffix(".total_requests"))
+        .and_then(|name| name.split_once('.'))
     {
-        return (
-            "ratelimit_service_total_requests".to_owned(),
-            vec![("grpc_method", method.to_owned())],
-        );
+        let name = match of {
+            "response_time" => "ratelimit_service_response_time_seconds".to_owned(),
+            _ => format!("ratelimit_service_{of}"),
+        };
+        return (name, vec![label("grpc_method", method.to_owned())]);
     }
     if let Some(kind) = internal
         .strip_prefix("tollgate.events.")
@@ -252,7 +341,7 @@ fn named(internal: &str) -> (String, Labels) {
     {
         return (
             "tollgate_events_total".to_owned(),
-            vec![("event", kind.to_owned())],
+            vec![label("event", kind.to_owned())],
         );
     }
     (plain(internal), Vec::new())
@@ -263,8 +352,8 @@ fn of_rule(name: &str) -> Option<(String, Labels)> {
     let (key, statistic) = name.rsplit_once('.')?;
     let statistic = Statistics::NAMES.into_iter().find(|known| *known == statistic)?;
     let mut parts = key.split('.').map(str::to_owned);
-    let mut labels = vec![("domain", parts.next()?), ("key1", parts.next()?)];
-    labels.extend(parts.next().map(|key2| ("key2", key2)));
+    let mut labels = vec![label("domain", parts.next()?), label("key1", parts.next()?)];
+    labels.extend(parts.next().map(|key2| label("key2", key2)));
     Some((format!("ratelimit_service_rate_limit_{statistic}"), labels))
 }
 
@@ -317,7 +406,9 @@ fn help(name: &str) -> &'static str {
         "tollgate_events_total" => "Events that were delivered.",
         "tollgate_dropped_events_total" => "Events that were lost since too many came at a time.",
         "tollgate_decision_seconds" => "How long a decision took.",
-        _ => "Descriptors of requests for a domain without rules.",
+        "tollgate_build_info" => "Which version this is, and from which commit it was built.",
+        name if name.ends_with("_domain_not_found") => "Descriptors of requests for a domain without rules.",
+        _ => "Named by the mapping file.",
     }
 }
 
@@ -332,7 +423,7 @@ mod tests {
             let (is_name, is_labels) = named(internal);
             let is_labels: Vec<_> = is_labels
                 .iter()
-                .map(|(label, value)| (*label, value.as_str()))
+                .map(|(label, value)| (&**label, value.as_str()))
                 .collect();
             assert_eq!(
                 (is_name.as_str(), is_labels.as_slice()),

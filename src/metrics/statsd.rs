@@ -5,11 +5,7 @@ use std::fmt::Write as _;
 
 use regex::Regex;
 
-use super::histogram::Observed;
-use super::{Metrics, Sample, SampleValue};
-
-/// The response times of the one method that is timed.
-const RESPONSE_TIME: &str = "ratelimit_server.ShouldRateLimit.response_time";
+use super::{Observed, Sample, SampleValue};
 
 /// How lines look.
 #[derive(Debug, Clone)]
@@ -35,7 +31,7 @@ pub struct Mogrifier {
 #[derive(Debug, Default)]
 pub struct Told {
     counters: HashMap<String, u64>,
-    response_times: Observed,
+    times: HashMap<String, Observed>,
 }
 
 /// Makes lines.
@@ -49,12 +45,9 @@ pub struct Lines {
 
 impl Lines {
     /// What has been counted since `told`, one line for each thing, and what will have been told once they have arrived.
-    pub fn since(&self, told: &Told, metrics: &Metrics, samples: Vec<Sample>) -> (Vec<String>, Told) {
+    pub fn since(&self, told: &Told, samples: Vec<Sample>) -> (Vec<String>, Told) {
         let mut lines = Vec::new();
-        let mut next = Told {
-            response_times: metrics.response_time.observed(),
-            ..Told::default()
-        };
+        let mut next = Told::default();
         for Sample { name, value } in samples {
             match value {
                 SampleValue::Gauge(value) => lines.push(self.line(&name, &format!("{value}|g"))),
@@ -67,16 +60,14 @@ impl Lines {
                     }
                     next.counters.insert(name, value);
                 }
+                SampleValue::Time(observed) => {
+                    let before = told.times.get(&name).copied().unwrap_or_default();
+                    for (milliseconds, count) in observed.milliseconds_since(&before) {
+                        lines.push(self.line(&name, &time(milliseconds, count)));
+                    }
+                    next.times.insert(name, *observed);
+                }
             }
-        }
-        for (milliseconds, count) in next.response_times.milliseconds_since(&told.response_times) {
-            // One line stands for all calls that took as long.
-            let rate = if count > 1 {
-                format!("|@{}", 1.0 / count as f64)
-            } else {
-                String::new()
-            };
-            lines.push(self.line(RESPONSE_TIME, &format!("{milliseconds}|ms{rate}")));
         }
         (lines, next)
     }
@@ -121,6 +112,14 @@ impl Lines {
     }
 }
 
+/// One line stands for all calls that took as long.
+fn time(milliseconds: u64, count: u64) -> String {
+    match count {
+        1 => format!("{milliseconds}|ms"),
+        _ => format!("{milliseconds}|ms|@{}", 1.0 / count as f64),
+    }
+}
+
 /// `$1_x` means the first group and then `_x`, not a group called `1_x`.
 fn braced(template: &str) -> String {
     let mut braced = String::with_capacity(template.len());
@@ -141,6 +140,9 @@ fn braced(template: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use super::super::histogram::Histogram;
     use super::*;
 
     fn sample(name: &str, value: SampleValue) -> Sample {
@@ -156,20 +158,19 @@ mod tests {
             format: Format::Statsd,
             tags: vec![("az".into(), "eu.1:a".into())],
         };
-        let metrics = Metrics::default();
         let samples = |hits| {
             vec![
                 sample("a.hits", SampleValue::Counter(hits)),
                 sample("a.keys", SampleValue::Gauge(7)),
             ]
         };
-        let (first, told) = lines.since(&Told::default(), &metrics, samples(5));
+        let (first, told) = lines.since(&Told::default(), samples(5));
         assert_eq!(first, ["a.hits.__az=eu_1_a:5|c", "a.keys.__az=eu_1_a:7|g"]);
-        let (same, _) = lines.since(&told, &metrics, samples(5));
+        let (same, _) = lines.since(&told, samples(5));
         assert_eq!(same, ["a.keys.__az=eu_1_a:7|g"]);
-        let (more, _) = lines.since(&told, &metrics, samples(8));
+        let (more, _) = lines.since(&told, samples(8));
         assert_eq!(more[0], "a.hits.__az=eu_1_a:3|c");
-        let (again, _) = lines.since(&told, &metrics, samples(2));
+        let (again, _) = lines.since(&told, samples(2));
         assert_eq!(again[0], "a.hits.__az=eu_1_a:2|c");
     }
 
@@ -179,19 +180,15 @@ mod tests {
             format: Format::Statsd,
             tags: Vec::new(),
         };
-        let metrics = Metrics::default();
-        for _ in 0..4 {
-            metrics.note_call(std::time::Duration::from_micros(3));
+        let times = Histogram::default();
+        for micros in [3, 3, 3, 3, 30_000] {
+            times.observe(Duration::from_micros(micros));
         }
-        metrics.note_call(std::time::Duration::from_millis(30));
-        let (told, _) = lines.since(&Told::default(), &metrics, Vec::new());
-        assert_eq!(
-            told,
-            [
-                format!("{RESPONSE_TIME}:0|ms|@0.25"),
-                format!("{RESPONSE_TIME}:25|ms")
-            ]
-        );
+        let samples = || vec![sample("t", SampleValue::Time(Box::new(times.observed())))];
+        let (lines_of_all, told) = lines.since(&Told::default(), samples());
+        assert_eq!(lines_of_all, ["t:0|ms|@0.25", "t:25|ms"]);
+        times.observe(Duration::from_millis(6));
+        assert_eq!(lines.since(&told, samples()).0, ["t:5|ms"]);
     }
 
     #[test]

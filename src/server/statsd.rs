@@ -76,7 +76,7 @@ async fn lines(lines: &Lines, shown: &Shown, told: Arc<Told>) -> (Vec<String>, T
     // With many rules it takes a while; decisions are not to wait for it.
     spawn_blocking(move || {
         let samples = shown.metrics.samples(&shown.limiter, shown.events.as_deref());
-        lines.since(&told, &shown.metrics, samples)
+        lines.since(&told, samples)
     })
     .await
     .expect("lines are made without panic")

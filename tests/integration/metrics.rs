@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use tokio::io::AsyncReadExt as _;
 use tokio::net::{TcpListener, UdpSocket};
-use tollgate::config::{Protocol, StatsdConfig};
+use tollgate::config::{Protocol, ServerConfig, StatsdConfig};
 use tollgate::limiter::{Limiter, LimiterConfig};
 use tollgate::metrics::Metrics;
+use tollgate::metrics::mapping::Mapping;
+use tollgate::metrics::prometheus::Names;
 use tollgate::metrics::statsd::{Format, Lines};
 use tollgate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride;
 use tollgate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
@@ -30,20 +32,62 @@ descriptors:
   - {key: ip, detailed_metric: true, rate_limit: {unit: hour, requests_per_unit: 5}}
 ";
 
+/// A mapping file in the manner of Envoy Gateway's: globs, a level a label, and times as they are, in milliseconds.
+const MAPPING: &str = "
+mappings:
+- match: ratelimit.service.rate_limit.*.*.over_limit
+  name: ratelimit_service_rate_limit_over_limit
+  timer_type: histogram
+  labels: {domain: $1, key1: $2}
+- match: ratelimit.service.rate_limit.*.*.*.over_limit
+  name: ratelimit_service_rate_limit_over_limit
+  labels: {domain: $1, key1: $2, key2: $3}
+- match: ratelimit.service.call.should_rate_limit.*
+  name: ratelimit_service_should_rate_limit_error
+  match_metric_type: counter
+  labels: {err_type: $1}
+- match: ratelimit_server.*.response_time
+  name: ratelimit_service_response_time_seconds
+  help: How long it took.
+  labels: {grpc_method: $1}
+- match: 'total_requests$'
+  match_type: regex
+  action: drop
+";
+
 async fn server(metrics: Metrics) -> TestServer {
     let limiter = Limiter::new(LimiterConfig::default());
-    let mut matcher = rules(RULES);
-    metrics.adopt(&mut matcher);
-    limiter.set_matcher(matcher);
+    load_rules(&limiter, &metrics);
     start(limiter, Arc::new(metrics)).await
 }
 
+fn load_rules(limiter: &Limiter, metrics: &Metrics) {
+    let mut matcher = rules(RULES);
+    metrics.adopt(&mut matcher);
+    limiter.set_matcher(matcher);
+}
+
 async fn start(limiter: Limiter, metrics: Arc<Metrics>) -> TestServer {
+    start_with(server_config(), limiter, metrics).await
+}
+
+async fn start_with(config: ServerConfig, limiter: Limiter, metrics: Arc<Metrics>) -> TestServer {
     let parts = Parts {
         metrics,
         ..parts(limiter)
     };
-    TestServer::start_parts(server_config(), parts).await
+    TestServer::start_parts(config, parts).await
+}
+
+/// A server whose names for Prometheus are these.
+async fn named(names: Names) -> TestServer {
+    let (limiter, metrics) = (Limiter::new(LimiterConfig::default()), Metrics::default());
+    load_rules(&limiter, &metrics);
+    let config = ServerConfig {
+        prometheus_names: Arc::new(names),
+        ..server_config()
+    };
+    start_with(config, limiter, Arc::new(metrics)).await
 }
 
 /// The lines of the page that start with `prefix`.
@@ -125,7 +169,11 @@ async fn calls_and_their_errors_are_counted() {
         ["ratelimit_service_should_rate_limit_error{err_type=\"service_error\"} 2"]
     );
     assert_eq!(
-        lines(&server, "ratelimit_service_response_time_seconds_bucket").await[0],
+        lines(
+            &server,
+            "ratelimit_service_response_time_seconds_bucket{grpc_method=\"ShouldRateLimit\""
+        )
+        .await[0],
         "ratelimit_service_response_time_seconds_bucket{grpc_method=\"ShouldRateLimit\",le=\"0.005\"} 3"
     );
     assert_eq!(
@@ -139,13 +187,87 @@ async fn calls_and_their_errors_are_counted() {
 }
 
 #[tokio::test]
+async fn health_checks_are_counted_and_timed_like_other_calls() {
+    let server = server(Metrics::default()).await;
+    let mut health = HealthClient::new(server.channel().await);
+    health.check(HealthCheckRequest::default()).await.unwrap();
+    assert_eq!(
+        lines(&server, "ratelimit_service_response_time_seconds_count").await,
+        [
+            "ratelimit_service_response_time_seconds_count{grpc_method=\"Check\"} 1",
+            "ratelimit_service_response_time_seconds_count{grpc_method=\"ShouldRateLimit\"} 0"
+        ]
+    );
+}
+
+#[tokio::test]
+async fn a_mapping_file_says_what_names_become() {
+    let server = named(Names {
+        mapping: Some(Mapping::parse(MAPPING).unwrap()),
+        milliseconds: false,
+    })
+    .await;
+    ask(&server, (0..6).map(|_| request("shop", &["user=a"]))).await;
+    ask(
+        &server,
+        (0..3).map(|_| request("shop", &["path=/login;ip=198.51.100.7"])),
+    )
+    .await;
+    let shown = lines(&server, "ratelimit").await;
+    assert_eq!(
+        shown
+            .iter()
+            .filter(|line| !line.contains("_seconds"))
+            .collect::<Vec<_>>(),
+        [
+            "ratelimit_service_config_load_error 0",
+            "ratelimit_service_config_load_success 0",
+            "ratelimit_service_global_shadow_mode 0",
+            "ratelimit_service_rate_limit_over_limit{domain=\"shop\",key1=\"path_/login\",key2=\"ip\"} 2",
+            "ratelimit_service_rate_limit_over_limit{domain=\"shop\",key1=\"user\"} 1",
+            // What the file does not name keeps its internal name.
+            "ratelimit_service_rate_limit_shop_path__login_ip_near_limit 1",
+            "ratelimit_service_rate_limit_shop_path__login_ip_total_hits 3",
+            "ratelimit_service_rate_limit_shop_path__login_ip_within_limit 1",
+            "ratelimit_service_rate_limit_shop_user_near_limit 1",
+            "ratelimit_service_rate_limit_shop_user_total_hits 6",
+            "ratelimit_service_rate_limit_shop_user_within_limit 5",
+            "ratelimit_service_should_rate_limit_error{err_type=\"service_error\"} 0",
+        ]
+    );
+    let page = http(server.http, "GET", "/metrics", "").await.1;
+    assert!(page.contains("# HELP ratelimit_service_response_time_seconds How long it took.\n"));
+    // A clock that stands still sees no time pass, so all are below 5 us.
+    assert!(page.contains(
+        "ratelimit_service_response_time_seconds_bucket{grpc_method=\"ShouldRateLimit\",le=\"0.005\"} 9\n"
+    ));
+    assert!(page.contains("tollgate_counters 2\n"));
+}
+
+#[tokio::test]
+async fn it_is_told_which_build_this_is_and_what_the_process_holds() {
+    let server = server(Metrics::default()).await;
+    let build = lines(&server, "tollgate_build_info").await;
+    let version = env!("CARGO_PKG_VERSION");
+    assert!(
+        build[0].ends_with(&format!("version=\"{version}\"}} 1")),
+        "{build:?}"
+    );
+    for name in [
+        "process_resident_memory_bytes ",
+        "process_open_fds ",
+        "process_cpu_seconds_total ",
+    ] {
+        assert_eq!(lines(&server, name).await.len(), 1, "{name}");
+    }
+}
+
+#[tokio::test]
 async fn counters_of_rules_go_on_after_a_reload() {
     let metrics = Arc::new(Metrics::default());
     let server = start(Limiter::new(LimiterConfig::default()), Arc::clone(&metrics)).await;
     for rounds in 1..4 {
-        let mut matcher = rules(RULES);
-        metrics.adopt(&mut matcher);
-        server.limiter.set_matcher(matcher);
+        load_rules(&server.limiter, &metrics);
         ask(&server, [request("shop", &["user=a"])]).await;
         assert_eq!(
             lines(&server, "ratelimit_service_rate_limit_total_hits").await,

@@ -153,7 +153,8 @@ fn loads_of(parts: &Parts) -> [u64; 2] {
     ["config_load_success", "config_load_error"].map(|name| {
         let sample = samples.iter().find(|sample| sample.name.ends_with(name)).unwrap();
         match sample.value {
-            SampleValue::Counter(count) | SampleValue::Gauge(count) => count,
+            SampleValue::Counter(count) => count,
+            _ => panic!("{name} is a counter"),
         }
     })
 }

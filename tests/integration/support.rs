@@ -220,6 +220,7 @@ pub(crate) fn server_config() -> ServerConfig {
         http_tls: None,
         debug: Some(free_port()),
         prometheus: None,
+        prometheus_names: Arc::default(),
         extra_tags: Vec::new(),
         statsd: None,
         look_interval: Duration::from_millis(20),

@@ -52,6 +52,10 @@ pub(super) async fn answer(
         response = timeout(PATIENCE, routes.call(request)) => response,
         _ = poll_fn(|context| respond.poll_reset(context)) => return,
     };
+    if is_check {
+        let took = services.clock.monotonic().saturating_sub(start);
+        services.metrics.note_health_check(took);
+    }
     // An error means that the client has gone away.
     let _ = match response {
         Ok(Ok(response)) => send(respond, response).await,
@@ -60,10 +64,6 @@ pub(super) async fn answer(
             &Status::deadline_exceeded("the request did not arrive in time"),
         ),
     };
-    if is_check {
-        let took = services.clock.monotonic().saturating_sub(start);
-        services.metrics.note_health_check(took);
-    }
 }
 
 async fn send(mut respond: SendResponse<Bytes>, response: Response<Body>) -> Result<(), h2::Error> {
