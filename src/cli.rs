@@ -5,6 +5,7 @@ mod effective;
 mod server_settings;
 mod settings;
 mod stats_settings;
+mod tracing_settings;
 mod values;
 mod without_effect;
 mod xds_settings;

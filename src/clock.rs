@@ -36,6 +36,11 @@ impl Timestamp {
             .to_string()
     }
 
+    /// The wall time when the monotonic clock shows `monotonic`, as far as this instant tells; not before it.
+    pub(crate) fn wall_time_at(&self, monotonic: Duration) -> SystemTime {
+        SystemTime::UNIX_EPOCH + self.since_epoch + monotonic.saturating_sub(self.monotonic)
+    }
+
     /// Nanoseconds on the monotonic clock; saturates after 584 years.
     pub fn monotonic_nanoseconds(&self) -> u64 {
         nanoseconds(self.monotonic)

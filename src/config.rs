@@ -21,6 +21,7 @@ use self::file::Loaded;
 use self::source::{SourceError, SourceFile};
 use crate::metrics::prometheus;
 use crate::metrics::statsd::Lines;
+use crate::spans::SpansConfig;
 use crate::tls::TlsConfig;
 
 /// The rules of a server that was given none.
@@ -206,6 +207,8 @@ pub struct ServerConfig {
     pub extra_tags: Vec<(String, String)>,
     /// Where statsd is, if it is told anything.
     pub statsd: Option<StatsdConfig>,
+    /// Which spans are sent, if any are.
+    pub spans: Option<SpansConfig>,
     /// How often it is looked whether rules and certificates have changed.
     pub look_interval: Duration,
     /// How long the server goes on serving after it has said that it is not ready.

@@ -36,6 +36,7 @@ pub mod rls;
 pub mod rule;
 pub mod server;
 pub mod shutdown;
+pub mod spans;
 pub mod statistics;
 pub mod store;
 mod striped;

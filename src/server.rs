@@ -20,7 +20,7 @@ use std::{future, io};
 use futures_util::stream::{Stream, StreamExt as _};
 use thiserror::Error;
 use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::{sleep, timeout};
 use tonic::service::Routes;
 use tracing::warn;
@@ -41,6 +41,7 @@ use crate::proto::OFFICIAL_DESCRIPTORS;
 use crate::reload::{InForce, Reloader};
 use crate::rls::Rls;
 use crate::shutdown::{self, Stop};
+use crate::spans::{Spans, SpansError};
 use crate::store::snapshot::SnapshotFile;
 use crate::tls::{TlsConfig, TlsError, TlsWatch};
 use crate::top::Top;
@@ -70,6 +71,9 @@ pub enum ServerError {
         /// Why not.
         source: Box<TlsError>,
     },
+    /// Spans cannot be sent.
+    #[error(transparent)]
+    Spans(#[from] SpansError),
     /// Reflection could not be set up.
     #[error("cannot offer reflection")]
     Reflection(#[from] tonic_reflection::server::Error),
@@ -143,6 +147,7 @@ pub struct Server {
     config: ServerConfig,
     parts: Parts,
     ports: Ports,
+    spans: Option<Arc<Spans>>,
 }
 
 /// The open ports, and their certificates.
@@ -171,7 +176,13 @@ impl Server {
             debug: listen_if_possible(config.debug.as_ref()).await,
             prometheus,
         };
-        Ok(Server { config, parts, ports })
+        let spans = config.spans.as_ref().map(Spans::start).transpose()?;
+        Ok(Server {
+            config,
+            parts,
+            ports,
+            spans: spans.map(Arc::new),
+        })
     }
 
     /// The address of the gRPC port; `None` if it is a Unix socket.
@@ -203,6 +214,7 @@ impl Server {
         let (linger, grace) = (self.config.shutdown_linger, self.config.shutdown_grace);
         let health = self.parts.health.clone();
         let snapshots = self.snapshots();
+        let spans = self.spans.clone();
         let mut tasks = self.start(snapshots.clone(), closed).await?;
 
         let asked = tokio::select! {
@@ -235,6 +247,9 @@ impl Server {
             }
         };
         close.send_replace(true);
+        if let Some(spans) = spans {
+            let _ = spawn_blocking(move || spans.stop()).await;
+        }
         if let Some(snapshots) = snapshots {
             tokio::select! {
                 written = timeout(SNAPSHOT_PATIENCE, snapshots.write(false)) => if written.is_err() {
@@ -285,7 +300,12 @@ impl Server {
         closed: watch::Receiver<bool>,
     ) -> Result<JoinSet<Result<(), ServerError>>, ServerError> {
         let shown = self.shown(&closed);
-        let Server { config, parts, ports } = self;
+        let Server {
+            config,
+            parts,
+            ports,
+            spans,
+        } = self;
         let in_force = parts.in_force();
         let Parts {
             limiter,
@@ -320,6 +340,7 @@ impl Server {
             clock: Arc::clone(&clock),
             admission: Arc::new(Admission::new(most_calls, Arc::clone(&metrics))),
             metrics,
+            spans,
             closed: closed.clone(),
         };
         let grpc = GrpcPort {

@@ -10,6 +10,7 @@ use rustls::pki_types::ServerName;
 use tracing::warn;
 
 use super::stats_settings::StatsSettings;
+use super::tracing_settings::TracingSettings;
 use super::values;
 use crate::config::{ConnectionAge, GrpcConfig, Listen, ServerConfig, SnapshotConfig};
 use crate::tls::TlsConfig;
@@ -83,6 +84,8 @@ pub(super) struct ServerSettings {
     tls: TlsSettings,
     #[command(flatten)]
     stats: StatsSettings,
+    #[command(flatten)]
+    tracing: TracingSettings,
 }
 
 impl ServerSettings {
@@ -109,6 +112,7 @@ impl ServerSettings {
             prometheus_names: Arc::new(self.stats.prometheus_names()),
             extra_tags: self.stats.tags(),
             statsd: self.stats.statsd()?,
+            spans: self.tracing.to_config(),
             look_interval: LOOK_INTERVAL,
             shutdown_linger: self.shutdown_linger,
             shutdown_grace: self.shutdown_grace,

@@ -10,6 +10,7 @@ use tracing::level_filters::LevelFilter;
 use super::xds_settings::ConfigType;
 use crate::config::{Protocol, go};
 use crate::events::Sink;
+use crate::spans;
 use crate::store::memory::FullPolicy;
 use crate::telemetry::LogFormat;
 
@@ -111,6 +112,21 @@ pub(super) fn ratio(text: &str) -> Result<f32, String> {
         .ok()
         .filter(|ratio: &f32| ratio.is_finite() && *ratio >= 0.0)
         .ok_or_else(|| "write a number such as 0.8".into())
+}
+
+pub(super) fn share(text: &str) -> Result<f64, String> {
+    text.parse()
+        .ok()
+        .filter(|share| (0.0..=1.0).contains(share))
+        .ok_or_else(|| "write a number from 0 to 1".into())
+}
+
+pub(super) fn span_protocol(text: &str) -> Result<spans::Protocol, String> {
+    match text {
+        "http" => Ok(spans::Protocol::Http),
+        "grpc" => Ok(spans::Protocol::Grpc),
+        _ => Err("write http or grpc".into()),
+    }
 }
 
 /// The smallest budget, so that every shard has room for a few counters.

@@ -3,7 +3,7 @@
 use std::env;
 
 /// The variables, by the reason for which they have no effect. README gives the reasons.
-const WITHOUT_EFFECT: [(&str, &[&str]); 5] = [
+const WITHOUT_EFFECT: [(&str, &[&str]); 4] = [
     (
         "counts are in the memory of the process",
         &[
@@ -68,17 +68,6 @@ const WITHOUT_EFFECT: [(&str, &[&str]); 5] = [
     (
         "waits are always jittered",
         &["XDS_CLIENT_BACKOFF_RANDOM_FACTOR", "XDS_CLIENT_BACKOFF_JITTER"],
-    ),
-    (
-        "not there yet",
-        &[
-            "TRACING_ENABLED",
-            "TRACING_EXPORTER_PROTOCOL",
-            "TRACING_SERVICE_NAME",
-            "TRACING_SERVICE_NAMESPACE",
-            "TRACING_SERVICE_INSTANCE_ID",
-            "TRACING_SAMPLING_RATE",
-        ],
     ),
 ];
 

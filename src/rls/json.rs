@@ -56,6 +56,21 @@ pub fn recorded_request(json: &[u8]) -> Result<Vec<u8>, InvalidJson> {
     Ok(request.encode_to_vec())
 }
 
+/// A request in words.
+#[derive(Debug)]
+pub(crate) struct RequestText {
+    pub(crate) domain: String,
+    pub(crate) json: String,
+}
+
+/// Shows a request as it came over the wire. `None` if it cannot be read, or has bytes that are not UTF-8.
+pub(crate) fn request_text(wire: &[u8]) -> Option<RequestText> {
+    let message = DynamicMessage::decode(REQUEST.clone(), wire).ok()?;
+    let domain = message.get_field_by_name("domain")?.as_str()?.to_owned();
+    let json = serde_json::to_string(&message).ok()?;
+    Some(RequestText { domain, json })
+}
+
 /// Writes a response as it goes over the wire in JSON: lowerCamel, default values left out, enums by name. What could not
 /// be written does not get this far: durations are cut to what a `Duration` holds, and the loader bounds how deep metadata
 /// is nested.

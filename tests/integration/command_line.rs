@@ -1,25 +1,18 @@
 //! The program as a user starts it.
 
 use std::fs;
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::Write as _;
 use std::net::SocketAddr;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::program::{Served, tollgate};
 use crate::support::{http, try_http};
-
-/// The program with nothing in its environment.
-fn tollgate(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
-    command.env_clear().args(arguments).stdin(Stdio::null());
-    command
-}
 
 fn run(mut command: Command) -> (i32, String, String) {
     let Output {
@@ -353,67 +346,6 @@ fn a_path_without_rules_is_named() {
     );
 }
 
-/// A server started as a user would, and the lines that it prints.
-struct Served {
-    child: Child,
-    lines: Option<std::io::Lines<BufReader<std::process::ChildStderr>>>,
-}
-
-impl Served {
-    fn start(arguments: &[&str]) -> Self {
-        Served::start_with(arguments, &[])
-    }
-
-    fn start_with(arguments: &[&str], environment: &[(&str, &str)]) -> Self {
-        let ports = [
-            "--host",
-            "127.0.0.1",
-            "--port",
-            "0",
-            "--grpc-host",
-            "127.0.0.1",
-            "--grpc-port",
-            "0",
-        ];
-        let mut command = tollgate(&[arguments, &ports].concat());
-        command.envs(environment.iter().copied());
-        let mut child = command
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("the program can be started");
-        let lines = BufReader::new(child.stderr.take().unwrap()).lines();
-        Served {
-            child,
-            lines: Some(lines),
-        }
-    }
-
-    /// The next line that holds `part`.
-    fn line_with(&mut self, part: &str) -> String {
-        self.lines
-            .as_mut()
-            .expect("the log is still read")
-            .map(Result::unwrap)
-            .find(|line| line.contains(part))
-            .unwrap_or_else(|| panic!("it never printed {part}"))
-    }
-
-    fn signal(&self, signal: Signal) {
-        let pid = Pid::from_raw(i32::try_from(self.child.id()).unwrap());
-        kill(pid, signal).unwrap();
-    }
-
-    fn exit_code(mut self) -> Option<i32> {
-        self.child.wait().unwrap().code()
-    }
-}
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-    }
-}
-
 #[tokio::test]
 async fn without_rules_it_serves_an_example_and_says_how_to_try_it() {
     let mut served = Served::start(&[]);
@@ -517,7 +449,7 @@ async fn a_log_that_cannot_be_written_holds_up_nothing() {
         let address = address.split('"').next().unwrap().parse().unwrap();
         served.line_with("loaded ");
         if is_gone {
-            served.lines = None;
+            served.stop_reading();
         }
         let value = "v".repeat(50_000);
         let call = format!(
@@ -527,7 +459,7 @@ async fn a_log_that_cannot_be_written_holds_up_nothing() {
             assert_eq!(http(address, "POST", "/json", &call).await.0, 200);
         }
         served.signal(Signal::SIGTERM);
-        assert_eq!(served.child.wait().unwrap().code(), Some(0), "{is_gone}");
+        assert_eq!(served.exit_code(), Some(0), "{is_gone}");
     }
 }
 

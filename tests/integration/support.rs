@@ -223,6 +223,7 @@ pub(crate) fn server_config() -> ServerConfig {
         prometheus_names: Arc::default(),
         extra_tags: Vec::new(),
         statsd: None,
+        spans: None,
         look_interval: Duration::from_millis(20),
         shutdown_linger: Duration::ZERO,
         shutdown_grace: Duration::from_secs(30),

@@ -14,11 +14,12 @@ use h2::server::{Connection, SendResponse};
 use h2::{PingPong, RecvStream};
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue, Request, Response};
+use opentelemetry::Context as SpanContext;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tonic::Status;
 use tonic::service::Routes;
+use tonic::{Code, Status};
 
 use super::admission::Admission;
 use super::arriving::{Arriving, FRAME_HEADER, NoRequest, Received};
@@ -27,6 +28,7 @@ use crate::clock::{Clock, Timestamp};
 use crate::metrics::Metrics;
 use crate::rls::Rls;
 use crate::rls::deadline::Deadline;
+use crate::spans::{CallSpan, Spans};
 
 /// The method that decides.
 const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
@@ -45,6 +47,8 @@ pub(in crate::server) struct Services {
     pub(in crate::server) clock: Arc<Clock>,
     pub(in crate::server) metrics: Arc<Metrics>,
     pub(in crate::server) admission: Arc<Admission>,
+    /// Sends spans, if somebody wants them.
+    pub(in crate::server) spans: Option<Arc<Spans>>,
     pub(in crate::server) closed: watch::Receiver<bool>,
 }
 
@@ -66,6 +70,8 @@ pub(super) struct Calls<S> {
 struct Call {
     respond: SendResponse<Bytes>,
     deadline: Option<Deadline>,
+    /// Where its caller is, if spans are sent.
+    caller: Option<Box<SpanContext>>,
 }
 
 /// A call whose request is not complete.
@@ -125,7 +131,16 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Calls<S> {
             .headers
             .get("grpc-timeout")
             .and_then(|timeout| Deadline::new(timeout.to_str().ok()?, now.get()));
-        let call = Call { respond, deadline };
+        let caller = self
+            .services
+            .spans
+            .as_ref()
+            .map(|_| Box::new(Spans::caller(&head.headers)));
+        let call = Call {
+            respond,
+            deadline,
+            caller,
+        };
         let mut received = Received::new(body);
         match received.poll_message(context) {
             Poll::Ready(Ok(request)) => self.complete.push((call, Ok(request))),
@@ -146,14 +161,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Calls<S> {
         let services = &*self.services;
         let mut start = now.monotonic;
         for (call, request) in self.complete.drain(..) {
-            let answer = request.and_then(|request| {
-                if call.deadline.is_some_and(|deadline| deadline.has_passed(now)) {
-                    return Err(Status::deadline_exceeded(
-                        "the deadline passed before the decision; nothing was charged",
-                    ));
-                }
-                answer(&services.rls, &request, now, &mut self.answers)
-            });
+            let answer = match &request {
+                Ok(_) if call.deadline.is_some_and(|deadline| deadline.has_passed(now)) => Err(
+                    Status::deadline_exceeded("the deadline passed before the decision; nothing was charged"),
+                ),
+                Ok(request) => answer(&services.rls, request, now, &mut self.answers),
+                Err(status) => Err(status.clone()),
+            };
+            let code = answer.as_ref().map_or_else(Status::code, |_| Code::Ok);
             // Whoever has gone away meanwhile does not get it.
             let _ = match answer {
                 Ok(answer) => send(call.respond, answer),
@@ -161,6 +176,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Calls<S> {
             };
             let end = services.clock.monotonic();
             services.metrics.note_call(end.saturating_sub(start));
+            if let (Some(spans), Some(caller)) = (&services.spans, &call.caller) {
+                spans.send(&CallSpan {
+                    caller,
+                    request: request.ok().as_deref(),
+                    code,
+                    start: now.wall_time_at(start),
+                    end: now.wall_time_at(end),
+                });
+            }
             start = end;
         }
     }
