@@ -42,14 +42,18 @@ def free_ports(count):
     return ports
 
 
+def serving(binary, rules):
+    """The command that serves these rules on free ports."""
+    return [binary, "serve", "--config", rules, "--grpc-host", "127.0.0.1", "--grpc-port", "0",
+            "--host", "127.0.0.1", "--port", "0", "--debug-host", "127.0.0.1", "--debug-port", "0"]
+
+
 class Tollgate:
     """The program under test as a process."""
 
-    def __init__(self, binary, rules, directory, settings):
+    def __init__(self, command, directory, settings):
         self.log = pathlib.Path(directory) / "tollgate.log"
         environment = {"PATH": os.environ["PATH"], **settings}
-        command = [binary, "serve", "--config", rules, "--grpc-host", "127.0.0.1", "--grpc-port", "0",
-                   "--host", "127.0.0.1", "--port", "0"]
         with open(self.log, "w") as log:
             self.process = subprocess.Popen(command, env=environment, stderr=log)
 
@@ -59,15 +63,20 @@ class Tollgate:
 
     def port(self, what):
         line = re.compile(rf"listening for {what} on 127\.0\.0\.1:(\d+)")
-        return int(wait_for(lambda: line.search(self.log.read_text()), f"the {what} port")[1])
+
+        def find():
+            if self.process.poll() is not None:
+                raise RuntimeError("tollgate ended: " + self.log.read_text()[-2000:])
+            return line.search(self.log.read_text())
+        return int(wait_for(find, f"the {what} port")[1])
 
     def metric(self, name):
-        """The value of a metric without labels."""
+        """The value of a metric; its labels, if it has any, are part of the name."""
         connection = http.client.HTTPConnection("127.0.0.1", self.http, timeout=5)
         connection.request("GET", "/metrics")
         page = connection.getresponse().read().decode()
         connection.close()
-        return float(re.search(rf"^{name} (.*)$", page, re.M)[1])
+        return float(re.search(rf"^{re.escape(name)} (.*)$", page, re.M)[1])
 
     def signal(self, number):
         self.process.send_signal(number)
@@ -77,6 +86,76 @@ class Tollgate:
             self.signal(signal.SIGCONT)
             self.process.kill()
         self.process.wait()
+
+
+@contextlib.contextmanager
+def running(command, directory, settings):
+    """A tollgate with its files in a new directory. It has its ports, and ends with the `with`."""
+    directory.mkdir()
+    tollgate = Tollgate(command, directory, settings)
+    try:
+        tollgate.wait_for_ports()
+        yield tollgate
+    finally:
+        tollgate.stop()
+
+
+class Envoy:
+    """A real Envoy as a process, with a free port for each of the listeners of its configuration."""
+
+    def __init__(self, template, listeners, directory, values):
+        self.directory = directory
+        *ports, self.admin_port = free_ports(len(listeners) + 1)
+        self.ports = dict(zip(listeners, ports))
+        values = {"ADDR": "127.0.0.1", "P_ADMIN": self.admin_port, **values,
+                  **{f"P_{name.upper()}": port for name, port in self.ports.items()}}
+        config = re.sub("@([A-Z_0-9]+)@", lambda m: str(values[m[1]]), (HERE / template).read_text())
+        (directory / "envoy.yaml").write_text(config)
+        self.process = subprocess.Popen([
+            "envoy", "-c", directory / "envoy.yaml", "--concurrency", "1", "--use-dynamic-base-id",
+            "--log-level", "warning", "--log-path", directory / "envoy.log",
+            "--file-flush-interval-msec", "50", "--drain-time-s", "1", "--parent-shutdown-time-s", "2",
+        ])
+
+    def __enter__(self):
+        try:
+            wait_for(self.is_ready, "Envoy")
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        self.stop()
+
+    def stop(self):
+        self.process.terminate()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def is_ready(self):
+        if self.process.poll() is not None:
+            raise RuntimeError("Envoy ended: " + (self.directory / "envoy.log").read_text()[-2000:])
+        try:
+            return self.admin("/ready").strip() == "LIVE"
+        except OSError:
+            return False
+
+    def admin(self, path):
+        connection = http.client.HTTPConnection("127.0.0.1", self.admin_port, timeout=5)
+        connection.request("GET", path)
+        body = connection.getresponse().read().decode()
+        connection.close()
+        return body
+
+    def stat(self, name):
+        """The value of one of Envoy's counters; 0 before it was ever counted."""
+        for line in self.admin(f"/stats?filter=^{re.escape(name)}$").splitlines():
+            return int(line.split(": ")[1])
+        return 0
 
 
 class Reply:
@@ -110,62 +189,24 @@ class Lab:
     def start(self):
         directory = self.stack.enter_context(tempfile.TemporaryDirectory(prefix="lab-"))
         self.directory = pathlib.Path(directory)
-        self.tollgate = Tollgate(self.binary, HERE / "rules.yaml", self.directory, self.settings)
-        self.stack.callback(self.tollgate.stop)
-        self.tollgate.wait_for_ports()
+        serves = serving(self.binary, HERE / "rules.yaml")
+        self.tollgate = self.stack.enter_context(running(serves, self.directory / "tollgate", self.settings))
         self.upstream = Upstream()
         self.stack.callback(self.upstream.server_close)
         self.stack.callback(self.upstream.shutdown)
-        *ports, self.admin_port = free_ports(len(LISTENERS) + 1)
-        self.ports = dict(zip(LISTENERS, ports))
         ban_403 = (HERE.parents[1] / "deploy/envoy/ban-403.yaml").read_text()
-        values = {
-            "ADDR": "127.0.0.1", "P_RLS": self.tollgate.grpc, "P_UP": self.upstream.server_address[1],
-            "P_ADMIN": self.admin_port, "LOG": self.directory / "access.log", "FORMATTER": "false",
-            "CUSTOM_STATUS": "TooManyRequests", "BAN_403": textwrap.indent(ban_403, " " * 16),
-            **{f"P_{name.upper()}": port for name, port in self.ports.items()},
-        }
-        config = re.sub("@([A-Z_0-9]+)@", lambda m: str(values[m[1]]), (HERE / "envoy.yaml.in").read_text())
-        (self.directory / "envoy.yaml").write_text(config)
-        self.envoy = subprocess.Popen([
-            "envoy", "-c", self.directory / "envoy.yaml", "--concurrency", "1", "--use-dynamic-base-id",
-            "--log-level", "warning", "--log-path", self.directory / "envoy.log",
-            "--file-flush-interval-msec", "50", "--drain-time-s", "1", "--parent-shutdown-time-s", "2",
-        ])
-        self.stack.callback(self.stop_envoy)
-        wait_for(self.envoy_is_ready, "Envoy")
+        self.envoy = self.stack.enter_context(Envoy("envoy.yaml.in", LISTENERS, self.directory, {
+            "P_RLS": self.tollgate.grpc, "P_UP": self.upstream.server_address[1],
+            "LOG": self.directory / "access.log", "FORMATTER": "false", "CUSTOM_STATUS": "TooManyRequests",
+            "BAN_403": textwrap.indent(ban_403, " " * 16),
+        }))
 
-    def stop_envoy(self):
-        self.envoy.terminate()
-        try:
-            self.envoy.wait(20)
-        except subprocess.TimeoutExpired:
-            self.envoy.kill()
-            self.envoy.wait()
-
-    def envoy_is_ready(self):
-        if self.envoy.poll() is not None:
-            raise RuntimeError("Envoy ended: " + (self.directory / "envoy.log").read_text()[-2000:])
-        try:
-            return self.admin("/ready").strip() == "LIVE"
-        except OSError:
-            return False
-
-    def admin(self, path):
-        connection = http.client.HTTPConnection("127.0.0.1", self.admin_port, timeout=5)
-        connection.request("GET", path)
-        body = connection.getresponse().read().decode()
-        connection.close()
-        return body
-
-    def stat(self, name):
-        """The value of one of Envoy's counters; 0 before it was ever counted."""
-        for line in self.admin(f"/stats?filter=^{re.escape(name)}$").splitlines():
-            return int(line.split(": ")[1])
-        return 0
+    def another(self, name, rules, settings):
+        """One more tollgate, for a `with`; its files are in a directory of this name."""
+        return running(serving(self.binary, rules), self.directory / name, settings)
 
     def get(self, path, listener="main", headers=None, method="GET", host="lab.test"):
-        connection = http.client.HTTPConnection("127.0.0.1", self.ports[listener], timeout=15)
+        connection = http.client.HTTPConnection("127.0.0.1", self.envoy.ports[listener], timeout=15)
         connection.request(method, path, headers={"host": host, **(headers or {})})
         response = connection.getresponse()
         reply = Reply(response.status, response.getheaders(), response.read().decode())
@@ -175,7 +216,7 @@ class Lab:
     def raw(self, listener, data):
         """What comes back for these bytes until the connection is closed."""
         received = b""
-        with socket.create_connection(("127.0.0.1", self.ports[listener]), timeout=15) as s:
+        with socket.create_connection(("127.0.0.1", self.envoy.ports[listener]), timeout=15) as s:
             s.sendall(data)
             try:
                 while chunk := s.recv(65536):

@@ -16,23 +16,15 @@ import time
 import traceback
 
 import grpc
-import protos
-from lab import HERE, Lab, Tollgate, wait_for
+from checks import CHECKS, check, equal
+from control_plane import ControlPlane
+from lab import HERE, Lab, wait_for
+from rls import OK, OVER_LIMIT, asker, call, request
 
-CHECKS = []
 SETTINGS = {"RESPONSE_DYNAMIC_METADATA": "true", "LIMIT_RESPONSE_HEADERS_ENABLED": "true",
-            "TOLLGATE_SHUTDOWN_LINGER": "2s", "DEBUG_PORT": "0"}
+            "TOLLGATE_SHUTDOWN_LINGER": "2s"}
 # Where Debian's libfaketime is, which shows a process another wall clock.
 LIBFAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
-
-
-def check(function):
-    CHECKS.append(function)
-    return function
-
-
-def equal(got, want):
-    assert got == want, f"got {got!r}, want {want!r}"
 
 
 def limit_of(reply):
@@ -214,8 +206,8 @@ def bytes_that_are_not_text_do_not_bypass_a_limit(lab):
     equal([ask(b"/query?q=%ff") for _ in range(4)], [200, 200, 429, 429])
     equal([ask(b"/query?q=%fe") for _ in range(3)], [200, 200, 429])
     equal(ask(b"/header", b"x-user: \xff\xfe\r\n"), 200)
-    equal(lab.stat("cluster.upstream.ratelimit.error"), 0)
-    equal(lab.stat("cluster.upstream.ratelimit.failure_mode_allowed"), 0)
+    equal(lab.envoy.stat("cluster.upstream.ratelimit.error"), 0)
+    equal(lab.envoy.stat("cluster.upstream.ratelimit.failure_mode_allowed"), 0)
 
 
 @check
@@ -239,8 +231,8 @@ def a_stall_of_300_ms_costs_no_connection(lab):
     lab.get("/", "default")
     names = ["cluster.rls.upstream_cx_total", "cluster.rls.upstream_cx_destroy",
              "cluster.rls.upstream_cx_close_notify", "cluster.rls.upstream_cx_protocol_error"]
-    before = [lab.stat(name) for name in names]
-    timeouts = lab.stat("cluster.rls.upstream_rq_timeout") + lab.stat("cluster.rls.upstream_rq_tx_reset")
+    before = [lab.envoy.stat(name) for name in names]
+    timeouts = lab.envoy.stat("cluster.rls.upstream_rq_timeout") + lab.envoy.stat("cluster.rls.upstream_rq_tx_reset")
     stop_at = time.monotonic() + 2.0
 
     def load():
@@ -257,39 +249,16 @@ def a_stall_of_300_ms_costs_no_connection(lab):
             time.sleep(0.3)  # the stall itself
             lab.tollgate.signal(signal.SIGCONT)
         assert sum(load.result() for load in loads) > 100
-    resets = lab.stat("cluster.rls.upstream_rq_timeout") + lab.stat("cluster.rls.upstream_rq_tx_reset") - timeouts
+    resets = lab.envoy.stat("cluster.rls.upstream_rq_timeout") + lab.envoy.stat("cluster.rls.upstream_rq_tx_reset") - timeouts
     assert resets > 20, f"the stall met only {resets} calls"
-    equal([lab.stat(name) for name in names], before)
+    equal([lab.envoy.stat(name) for name in names], before)
     equal(lab.get("/", "strict").status, 200)
 
 
 # ------------------------------------------------- the official Python classes
-def call(lab, request, timeout=5):
-    return call_server(lab.tollgate, request, timeout)
-
-
-def call_server(tollgate, request, timeout=5):
-    with grpc.insecure_channel(f"127.0.0.1:{tollgate.grpc}") as channel:
-        method = channel.unary_unary(protos.METHOD, request_serializer=lambda message: message.SerializeToString(),
-                                     response_deserializer=protos.Response.FromString)
-        return method(request, timeout=timeout)
-
-
-def request(*descriptors, domain="lab", hits_addend=0):
-    message = protos.Request(domain=domain, hits_addend=hits_addend)
-    for entries in descriptors:
-        descriptor = message.descriptors.add()
-        for key, value in entries.items():
-            descriptor.entries.add(key=key, value=value)
-    return message
-
-
-OK, OVER_LIMIT = 1, 2
-
-
 @check
 def the_official_classes_understand_the_answer(lab):
-    answer = call(lab, request({"qkey": "python"}, {"plan": "gold"}, {"nothing": "matches"}, hits_addend=3))
+    answer = call(lab.tollgate, request({"qkey": "python"}, {"plan": "gold"}, {"nothing": "matches"}, hits_addend=3))
     equal(answer.overall_code, OVER_LIMIT)
     equal([status.code for status in answer.statuses], [OVER_LIMIT, OK, OK])
     first, second, third = answer.statuses
@@ -309,21 +278,21 @@ def the_newest_fields_are_understood(lab):
     descriptor.limit.unit = 6
     descriptor.limit.unit_multiplier.value = 2
     descriptor.hits_addend.value = 4
-    answer = call(lab, message)
+    answer = call(lab.tollgate, message)
     equal(answer.statuses[0].limit_remaining, 6)
     equal(answer.statuses[0].current_limit.unit_multiplier.value, 2)
     descriptor.is_negative_hits = True
-    equal(call(lab, message).statuses[0].limit_remaining, 10)
+    equal(call(lab.tollgate, message).statuses[0].limit_remaining, 10)
     descriptor.is_negative_hits = False
     descriptor.hits_addend.value = 0
-    equal(call(lab, message).statuses[0].limit_remaining, 10)
+    equal(call(lab.tollgate, message).statuses[0].limit_remaining, 10)
 
 
 @check
 def bad_requests_have_a_status_and_a_reason(lab):
     for message in (request({"a": "b"}, domain=""), request()):
         try:
-            call(lab, message)
+            call(lab.tollgate, message)
             raise AssertionError("it must fail")
         except grpc.RpcError as error:
             equal(error.code(), grpc.StatusCode.INVALID_ARGUMENT)
@@ -333,78 +302,51 @@ def bad_requests_have_a_status_and_a_reason(lab):
 # ----------------------------------------------------- the age of connections
 @check
 def connections_that_end_for_their_age_cost_no_call(lab):
-    directory = lab.directory / "age"
-    directory.mkdir()
-    tollgate = Tollgate(lab.binary, HERE / "rules.yaml", directory, {
-        "DEBUG_PORT": "0", "GRPC_MAX_CONNECTION_AGE": "1s", "GRPC_MAX_CONNECTION_AGE_GRACE": "1s"})
-    try:
-        tollgate.wait_for_ports()
-        with grpc.insecure_channel(f"127.0.0.1:{tollgate.grpc}") as channel:
-            method = channel.unary_unary(protos.METHOD, request_serializer=lambda m: m.SerializeToString(),
-                                         response_deserializer=protos.Response.FromString)
+    settings = {"GRPC_MAX_CONNECTION_AGE": "1s", "GRPC_MAX_CONNECTION_AGE_GRACE": "1s"}
+    with (lab.another("age", HERE / "rules.yaml", settings) as tollgate,
+          grpc.insecure_channel(f"127.0.0.1:{tollgate.grpc}") as channel):
+        ask = asker(channel)
 
-            def has_ended_three_times():
-                for _ in range(20):
-                    equal(method(request({"official": "age"}), timeout=5).overall_code, OK)
-                return tollgate.metric("tollgate_grpc_connections_total") >= 4
-            wait_for(has_ended_three_times, "four connections one after the other")
-            equal(tollgate.metric("tollgate_grpc_connections"), 1)
-    finally:
-        tollgate.stop()
+        def has_ended_three_times():
+            for _ in range(20):
+                equal(ask(request({"official": "age"}), timeout=5).overall_code, OK)
+            return tollgate.metric("tollgate_grpc_connections_total") >= 4
+        wait_for(has_ended_three_times, "four connections one after the other")
+        equal(tollgate.metric("tollgate_grpc_connections"), 1)
 
 
 # ---------------------------------------------------------- rules over xDS
 @check
 def go_control_plane_hands_out_rules(lab):
     """5,000 rules, then a bad set, then a good one."""
-    built = lab.directory / "xds"
-    subprocess.run(["go", "build", "-o", built, "."], cwd=HERE.parent / "xds", check=True)
-    server = subprocess.Popen([built], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
-    directory = lab.directory / "of-xds"
-    directory.mkdir()
-    tollgate = Tollgate(lab.binary, HERE / "rules.yaml", directory, {
-        "DEBUG_PORT": "0", "CONFIG_TYPE": "GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_NODE_ID": "envoy-ratelimit",
-        "CONFIG_GRPC_XDS_SERVER_URL": f"127.0.0.1:{server.stdout.readline().strip()}",
-        "FORCE_START_WITHOUT_INITIAL_CONFIG": "true"})
-    try:
-        tollgate.wait_for_ports()
-
-        def push(rules, answer):
-            """Hands out rules, and waits for an answer that starts so. Rules that are refused are handed out again and again."""
-            print(rules, file=server.stdin)
-            while not (line := server.stdout.readline()).startswith(answer):
-                assert line.startswith("nack"), line
-            return line
+    with ControlPlane(lab) as control_plane, lab.another("of-xds", HERE / "rules.yaml", {
+            "CONFIG_TYPE": "GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_NODE_ID": "envoy-ratelimit",
+            "CONFIG_GRPC_XDS_SERVER_URL": f"127.0.0.1:{control_plane.port}",
+            "FORCE_START_WITHOUT_INITIAL_CONFIG": "true"}) as tollgate:
 
         def remaining():
-            answer = call_server(tollgate, request({"k": "v4999"}))
+            answer = call(tollgate, request({"k": "v4999"}))
             return answer.statuses[0].current_limit.requests_per_unit, answer.statuses[0].limit_remaining
         try:
             remaining()
             raise AssertionError("there are no rules yet")
         except grpc.RpcError as error:
             equal(error.code(), grpc.StatusCode.UNAVAILABLE)
-        push("good 5", "ack 1")
+        control_plane.push("good 5", "ack 1")
         equal(remaining(), (5, 4))
-        refused = push("bad", "nack 1 ")
+        refused = control_plane.push("bad", "nack 1 ")
         assert "lab.k_v2500.rate_limit: unit" in refused, refused
         equal(remaining(), (5, 3))
-        push("good 7", "ack 3")
+        control_plane.push("good 7", "ack 3")
         equal(remaining(), (7, 4))
         assert "loaded 5000 rules" in tollgate.log.read_text()
         equal(tollgate.log.read_text().count("cannot load the rules"), 1)
-    finally:
-        tollgate.stop()
-        server.kill()
-        server.wait()
 
 
 # ----------------------------------------------------------------- the clock
 @check
 def a_wall_clock_that_is_set_opens_no_window_again_and_freezes_none(lab):
-    directory = lab.directory / "clock"
-    directory.mkdir()
-    rules = directory / "rules.yaml"
+    rules = lab.directory / "clock.yaml"
     rules.write_text("""
 domain: lab
 descriptors:
@@ -413,17 +355,15 @@ descriptors:
 - {key: second, rate_limit: {unit: second, requests_per_unit: 1}}
 - {key: ban, rate_limit: {unit: second, requests_per_unit: 1, ban: {after: 0, for: 1h}}}
 """)
-    shift = directory / "shift"
+    shift = lab.directory / "shift"
     shift.write_text("+0s")
-    tollgate = Tollgate(lab.binary, rules, directory, {
-        "LD_PRELOAD": LIBFAKETIME, "FAKETIME_TIMESTAMP_FILE": str(shift), "FAKETIME_NO_CACHE": "1",
-        "FAKETIME_DONT_FAKE_MONOTONIC": "1"})
-    try:
-        tollgate.wait_for_ports()
+    with lab.another("clock", rules, {
+            "LD_PRELOAD": LIBFAKETIME, "FAKETIME_TIMESTAMP_FILE": str(shift), "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1"}) as tollgate:
 
         def refused(key, calls=1):
             """Which of so many calls were refused."""
-            return [call_server(tollgate, request({key: "a"})).overall_code == OVER_LIMIT for _ in range(calls)]
+            return [call(tollgate, request({key: "a"})).overall_code == OVER_LIMIT for _ in range(calls)]
 
         for key in ("hour", "bucket"):
             equal(refused(key, 4), [False, False, False, True])
@@ -441,8 +381,6 @@ descriptors:
             shift.write_text(step)
             refused("second")
             wait_for(lambda: refused("second") == [False], f"a second to pass after {step}", seconds=2.5)
-    finally:
-        tollgate.stop()
 
 
 # ------------------------------------------------------------------- the end
