@@ -16,6 +16,7 @@ import time
 import traceback
 
 import grpc
+import lifecycle  # its checks come first
 from checks import CHECKS, check, equal
 from control_plane import ControlPlane
 from lab import HERE, Lab, wait_for
