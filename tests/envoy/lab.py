@@ -42,6 +42,14 @@ def free_ports(count):
     return ports
 
 
+def http_get(port, path):
+    """Status and body."""
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=5)) as connection:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return response.status, response.read().decode()
+
+
 def serving(binary, rules):
     """The command that serves these rules on free ports."""
     return [binary, "serve", "--config", rules, "--grpc-host", "127.0.0.1", "--grpc-port", "0",
@@ -72,10 +80,7 @@ class Tollgate:
 
     def metric(self, name):
         """The value of a metric; its labels, if it has any, are part of the name."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.http, timeout=5)
-        connection.request("GET", "/metrics")
-        page = connection.getresponse().read().decode()
-        connection.close()
+        _, page = http_get(self.http, "/metrics")
         return float(re.search(rf"^{re.escape(name)} (.*)$", page, re.M)[1])
 
     def signal(self, number):
@@ -145,11 +150,7 @@ class Envoy:
             return False
 
     def admin(self, path):
-        connection = http.client.HTTPConnection("127.0.0.1", self.admin_port, timeout=5)
-        connection.request("GET", path)
-        body = connection.getresponse().read().decode()
-        connection.close()
-        return body
+        return http_get(self.admin_port, path)[1]
 
     def stat(self, name):
         """The value of one of Envoy's counters; 0 before it was ever counted."""

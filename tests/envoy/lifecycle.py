@@ -3,13 +3,12 @@ import contextlib
 import json
 import signal
 
-import grpc
 from certificates import Authority, Client, serial
 from checks import check, equal
 from lab import HERE, Envoy, wait_for
 from load import Load, keep_alive
 from mount import Mount
-from rls import OK, asker, request
+from rls import OK, asker, channel_over_tls, request
 
 CALLS = 'ratelimit_service_total_requests{grpc_method="ShouldRateLimit"}'
 SERVER, CLIENT = "ratelimit.test", "envoy.test"
@@ -143,8 +142,5 @@ def only_certificates_of_the_authority_and_for_the_name_are_served(lab):
         equal(refusal("other-authority", other.issue(CLIENT)), "TLSV1_ALERT_UNKNOWN_CA")
         equal(refusal("other-name", authority.issue("stranger.test")), "SSLV3_ALERT_BAD_CERTIFICATE")
         equal(tollgate.metric('tollgate_tls_handshake_errors_total{port="grpc"}'), 3)
-        shown = authority.issue(CLIENT)
-        credentials = grpc.ssl_channel_credentials(*(shown[name].encode() for name in ("ca.crt", "tls.key", "tls.crt")))
-        with grpc.secure_channel(f"127.0.0.1:{tollgate.grpc}", credentials, [
-                ("grpc.ssl_target_name_override", SERVER)]) as channel:
+        with channel_over_tls(tollgate, SERVER, authority, authority.issue(CLIENT)) as channel:
             equal(asker(channel)(request({"generic_key": "simple"}), timeout=5).overall_code, OK)

@@ -15,8 +15,9 @@ import textwrap
 import time
 import traceback
 
+import envoy_gateway  # has checks
 import grpc
-import lifecycle  # its checks come first
+import lifecycle  # has checks
 from checks import CHECKS, check, equal
 from control_plane import ControlPlane
 from lab import HERE, Lab, wait_for

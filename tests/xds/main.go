@@ -1,5 +1,6 @@
 // An xDS server of go-control-plane that hands out rules as it is told to.
 //
+// With the flags -certificate, -key and -client-authority it serves TLS, and wants certificates of that authority from clients.
 // It prints its port. Then each line of its standard input is a set of rules to hand out: "good LIMIT", or "bad". For each answer it
 // prints "ack VERSION", or "nack VERSION MESSAGE".
 package main
@@ -7,6 +8,9 @@ package main
 import (
 	"bufio"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"flag"
 	"fmt"
 	"log"
 	"net"
@@ -21,6 +25,7 @@ import (
 	"github.com/envoyproxy/go-control-plane/pkg/server/v3"
 	ratelimit "github.com/envoyproxy/go-control-plane/ratelimit/config/ratelimit/v3"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 )
 
 // How many rules a set has.
@@ -28,6 +33,13 @@ const rules = 5000
 
 // The node that asks.
 const node = "envoy-ratelimit"
+
+// Files in PEM.
+var (
+	certificate     = flag.String("certificate", "", "certificate to serve TLS with; without it there is no TLS")
+	key             = flag.String("key", "", "its private key")
+	clientAuthority = flag.String("client-authority", "", "authority of the certificates that clients must show")
+)
 
 type hash struct{}
 
@@ -60,14 +72,38 @@ func answered(_ int64, request *discovery.DiscoveryRequest) error {
 	return nil
 }
 
+func options() []grpc.ServerOption {
+	if *certificate == "" {
+		return nil
+	}
+	pair, err := tls.LoadX509KeyPair(*certificate, *key)
+	if err != nil {
+		log.Fatal(err)
+	}
+	authority, err := os.ReadFile(*clientAuthority)
+	if err != nil {
+		log.Fatal(err)
+	}
+	authorities := x509.NewCertPool()
+	if !authorities.AppendCertsFromPEM(authority) {
+		log.Fatal("no certificate in ", *clientAuthority)
+	}
+	return []grpc.ServerOption{grpc.Creds(credentials.NewTLS(&tls.Config{
+		Certificates: []tls.Certificate{pair},
+		ClientAuth:   tls.RequireAndVerifyClientCert,
+		ClientCAs:    authorities,
+	}))}
+}
+
 func main() {
+	flag.Parse()
 	snapshots := cache.NewSnapshotCache(true, hash{}, nil)
 	service := server.NewServer(context.Background(), snapshots, server.CallbackFuncs{StreamRequestFunc: answered})
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		log.Fatal(err)
 	}
-	grpcServer := grpc.NewServer()
+	grpcServer := grpc.NewServer(options()...)
 	discovery.RegisterAggregatedDiscoveryServiceServer(grpcServer, service)
 	go func() { log.Fatal(grpcServer.Serve(listener)) }()
 	fmt.Println(listener.Addr().(*net.TCPAddr).Port)
