@@ -18,6 +18,7 @@ import traceback
 import envoy_gateway  # has checks
 import grpc
 import lifecycle  # has checks
+import swaps  # has checks
 from checks import CHECKS, check, equal
 from control_plane import ControlPlane
 from lab import HERE, Lab, wait_for
