@@ -294,6 +294,21 @@ fn load(rules: &RulesConfig) -> Result<Loaded, LoadError> {
     Ok(loaded)
 }
 
+/// Reads the rules, and watches them from before that on, so that no change is missed.
+fn watched_and_loaded(rules: &RulesConfig) -> (Reloader, Result<Loaded, LoadError>) {
+    /// After so many attempts it is left to the watch to notice that files have changed.
+    const MOST_ATTEMPTS: usize = 5;
+    let mut attempts = 1;
+    loop {
+        let reloader = Reloader::new(rules.clone());
+        let loaded = load(rules);
+        if reloader.is_current() || attempts == MOST_ATTEMPTS {
+            return (reloader, loaded);
+        }
+        attempts += 1;
+    }
+}
+
 // === impl Serve ===
 
 impl Serve {
@@ -317,9 +332,8 @@ impl Serve {
 
     fn run_with_files(self, config: ServerConfig) -> anyhow::Result<ExitCode> {
         let rules = self.rules.to_config();
-        // Watched from before they are loaded, so that no change is missed.
-        let reloader = Reloader::new(rules.clone());
-        let loaded = match load(&rules) {
+        let (reloader, loaded) = watched_and_loaded(&rules);
+        let loaded = match loaded {
             Ok(loaded) => Ok(loaded),
             Err(fault) if self.rules.must_load(&rules) => {
                 // The same words as those of `check`.

@@ -66,6 +66,12 @@ impl FileWatch {
 }
 
 impl FileWatch {
+    /// Whether the files are still what was news, or what they were at the start. If not, what was read of them meanwhile
+    /// may be a mixture; they will be news again.
+    pub(crate) fn is_unchanged(&self, files: Vec<PathBuf>) -> bool {
+        Fingerprint::of(files) == self.taken_up
+    }
+
     /// Has the files be news again at the next look but one: they could not be read.
     pub(crate) fn try_again(&mut self) {
         self.taken_up = Fingerprint(Vec::new());
@@ -180,6 +186,22 @@ mod tests {
             watch.is_news()
         });
         assert_eq!(looks.filter(|is_news| *is_news).count(), 1);
+    }
+
+    #[test]
+    fn a_change_while_they_are_read_is_noticed_and_is_news_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("a");
+        fs::write(&file, "1").unwrap();
+        let mut watch = watch(directory.path());
+        assert!(watch.1.is_unchanged(files(directory.path())));
+        fs::write(&file, "22").unwrap();
+        assert_eq!([watch.is_news(), watch.is_news()], [false, true]);
+        // Here they would be read.
+        assert!(watch.1.is_unchanged(files(directory.path())));
+        fs::write(&file, "333").unwrap();
+        assert!(!watch.1.is_unchanged(files(directory.path())));
+        assert_eq!([watch.is_news(), watch.is_news()], [false, true]);
     }
 
     #[test]

@@ -83,13 +83,23 @@ impl Reloader {
         self.rules.load()
     }
 
+    /// Whether the files are still as they were before they were read last. If not, that may be a mixture.
+    pub fn is_current(&self) -> bool {
+        self.rules.reads_stdin() || self.watch.is_unchanged(self.rules.paths())
+    }
+
     /// Looks at the files, and puts what is in them in force if they have changed. Blocks while it reads.
     pub fn look(&mut self, in_force: &InForce) {
         // The standard input can be read once only.
         if self.rules.reads_stdin() || !self.watch.is_news(self.rules.paths()) {
             return;
         }
-        match self.load() {
+        let loaded = self.load();
+        if !self.is_current() {
+            warn!("the rule files changed while they were read: they will be read again");
+            return;
+        }
+        match loaded {
             Ok(loaded) => {
                 for warning in loaded.diagnostics.warnings() {
                     warn!("{warning}");

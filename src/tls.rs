@@ -16,7 +16,7 @@ use rustls::{
 };
 use thiserror::Error;
 use tokio_rustls::TlsAcceptor;
-use tracing::{error, warn};
+use tracing::{debug, error, warn};
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 use crate::clock::Clock;
@@ -219,7 +219,8 @@ impl Tls {
         self.handshake_errors.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn reload(&self) {
+    /// Takes up the files. What is wrong with them is told only if they have not changed meanwhile.
+    fn reload(&self, is_unchanged: impl FnOnce() -> bool) {
         match self.config.load(self.clock.now().unix_seconds()) {
             Ok((config, expiry)) => {
                 self.current.store(Arc::new(config));
@@ -227,6 +228,7 @@ impl Tls {
                 let certificate = self.config.certificate.display();
                 warn!(expiry, "loaded the changed certificate {certificate}");
             }
+            Err(fault) if !is_unchanged() => debug!(%fault, "certificates changed while they were read"),
             Err(fault) => {
                 self.load_errors.fetch_add(1, Ordering::Relaxed);
                 error!("cannot load the changed certificates, the last good ones stay in use: {fault}");
@@ -262,7 +264,8 @@ impl TlsWatch {
     /// Looks at the files, and reads them if they have changed. Blocks while it reads.
     pub(crate) fn look(&mut self) {
         if self.watch.is_news(self.tls.config.files()) {
-            self.tls.reload();
+            let is_unchanged = || self.watch.is_unchanged(self.tls.config.files());
+            self.tls.reload(is_unchanged);
         }
     }
 }
