@@ -1,9 +1,10 @@
 """Rules in a ConfigMap that is swapped while calls come in."""
 import contextlib
+import time
 
 import grpc
 from checks import check, equal
-from lab import wait_for
+from lab import running, serving, wait_for
 from load import Load
 from mount import Mount
 from rls import asker, request
@@ -40,3 +41,21 @@ def no_call_fails_or_sees_two_versions_of_the_rules(lab):
             wait_for(lambda: (limit, limit) in load.answers, f"version {limit}")
     equal(set(load.answers), {(limit, limit) for limit in (1_000_000, *versions)})
     assert load.total() > 1_000, load.answers
+
+
+@check
+def a_swap_while_rules_are_read_mixes_no_versions(lab):
+    mount = Mount(lab.directory / "busy-config-map", version(1_000_000))
+    # Read between the two files, it gives a swap time to happen there.
+    comments = lab.directory / "comments.yaml"
+    comments.write_text("domain: lab\n" + "# nothing\n" * 6_000_000)
+    between = ["--config", comments, "--config", mount.path / "last.yaml"]
+    with (running(serving(lab.binary, mount.path / "first.yaml") + between, lab.directory / "busy", {
+            "MERGE_DOMAIN_CONFIG": "true"}) as tollgate, limits_seen(tollgate, threads=2) as load):
+        # Files that do not settle are read every four seconds: here twice.
+        limit, end = 1_000_000, time.monotonic() + 9
+        while time.monotonic() < end:
+            limit += 1
+            mount.swap(version(limit))
+        wait_for(lambda: (limit, limit) in load.answers, "the last version")
+    equal([limits for limits in load.answers if len(set(limits)) != 1], [])
