@@ -47,9 +47,9 @@ def environment(certs, mapper, xds_port):
 
 
 @contextlib.contextmanager
-def container(lab, authority, certificate):
-    """The process in the container and its control plane, which the same authority knows."""
-    directory = lab.directory / "envoy-gateway"
+def container(lab, name, authority, certificate):
+    """The process in the container and its control plane, which the same authority knows; with files in a directory of this name."""
+    directory = lab.directory / name
     directory.mkdir()
     certs = Mount(directory / "certs", certificate).path
     certs_of_control_plane = Mount(directory / "certs-of-control-plane", authority.issue(CONTROL_PLANE)).path
@@ -66,7 +66,7 @@ def container(lab, authority, certificate):
 def the_environment_of_envoy_gateway_starts_it(lab):
     authority = Authority("envoy-gateway")
     certificate = authority.issue(SERVER)
-    with container(lab, authority, certificate) as (tollgate, control_plane):
+    with container(lab, "envoy-gateway", authority, certificate) as (tollgate, control_plane):
         wait_for(lambda: http_get(tollgate.http, "/healthcheck") == (200, "OK"), "the probe to succeed")
         equal(Client(authority, SERVER).serial_shown(tollgate.grpc), serial(certificate))
         control_plane.push("good 5", "ack 1")
@@ -77,3 +77,12 @@ def the_environment_of_envoy_gateway_starts_it(lab):
         status, page = http_get(tollgate.port("Prometheus"), "/metrics")
         equal(status, 200)
         assert "tollgate_decision_seconds_count 2\n" in page, page
+        assert "\nratelimit_config_load_success 1\n" in page, page
+
+
+@check
+def only_clients_of_the_authority_that_envoy_gateway_names_are_served(lab):
+    """Unlike by envoyproxy/ratelimit, which does not read GRPC_SERVER_TLS_CA_CERT. Envoy Gateway's Envoys show a certificate."""
+    authority = Authority("envoy-gateway")
+    with container(lab, "anonymous", authority, authority.issue(SERVER)) as (tollgate, _):
+        equal(Client(authority, SERVER).refusal(tollgate.grpc), "TLSV13_ALERT_CERTIFICATE_REQUIRED")

@@ -80,8 +80,11 @@ class Tollgate:
 
     def metric(self, name):
         """The value of a metric; its labels, if it has any, are part of the name."""
-        _, page = http_get(self.http, "/metrics")
-        return float(re.search(rf"^{re.escape(name)} (.*)$", page, re.M)[1])
+        return float(re.search(rf"^{re.escape(name)} (.*)$", self.metrics(), re.M)[1])
+
+    def metrics(self):
+        """The page for Prometheus."""
+        return http_get(self.http, "/metrics")[1]
 
     def signal(self, number):
         self.process.send_signal(number)

@@ -302,6 +302,18 @@ def bad_requests_have_a_status_and_a_reason(lab):
             assert "must not be empty" in error.details()
 
 
+# ------------------------------------------------------------------- metrics
+@check
+def promtool_minds_nothing_but_the_names_of_the_reference(lab):
+    """Its counters have no _total, and dashboards know them so."""
+    linted = subprocess.run(["promtool", "check", "metrics"], input=lab.tollgate.metrics(), capture_output=True, text=True)
+    faults = {line.split(" ", 1)[1] for line in linted.stderr.splitlines()}
+    names = {line.split(" ", 1)[0] for line in linted.stderr.splitlines()}
+    equal(faults, {'counter metrics should have "_total" suffix'})
+    assert all(name.startswith("ratelimit_service_") for name in names), names
+    assert "ratelimit_service_rate_limit_over_limit" in names, "there is nothing of rules on the page"
+
+
 # ----------------------------------------------------- the age of connections
 @check
 def connections_that_end_for_their_age_cost_no_call(lab):
