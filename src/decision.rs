@@ -1,13 +1,11 @@
 //! The answer: codes, statuses and statistics, free of protobuf.
 
-use std::borrow::Cow;
-
 use smallvec::SmallVec;
 
 use crate::algorithm::BanOutcome;
 use crate::descriptor::Entry;
 use crate::rate_limit::Window;
-use crate::rule::{Metadata, Rule, override_metric_key};
+use crate::rule::{Metadata, MetricKey, Rule, override_metric_key};
 use crate::statistics::Statistics;
 
 /// May the request pass, or one descriptor of it?
@@ -91,10 +89,10 @@ impl<'m> DescriptorStatus<'m> {
 
     /// The key under which the statistics of this status are kept, for a descriptor with these entries. `None` if nothing
     /// was counted.
-    pub fn metric_key(&self, domain: &str, entries: &[Entry<'_>]) -> Option<Cow<'m, str>> {
+    pub fn metric_key(&self, domain: &str, entries: &[Entry<'_>]) -> Option<MetricKey> {
         match self.source {
             LimitSource::Rule(rule) => Some(rule.metric_key(domain, entries)),
-            LimitSource::Override => Some(override_metric_key(domain, entries).into()),
+            LimitSource::Override => Some(override_metric_key(domain, entries)),
             LimitSource::NoRule
             | LimitSource::Unlimited(_)
             | LimitSource::Replaced

@@ -53,10 +53,15 @@ impl Matcher {
         self.domains().flat_map(Domain::rules).count()
     }
 
-    /// Every rule, to be completed before it is in force.
-    pub(crate) fn rules_mut(&mut self) -> impl Iterator<Item = &mut Rule> {
-        let nodes = self.domains.values_mut().flat_map(|domain| &mut domain.nodes);
-        nodes.filter_map(|node| node.rule.as_deref_mut())
+    /// Every rule with its domain's name, to be completed before it is in force.
+    pub(crate) fn rules_mut(&mut self) -> impl Iterator<Item = (&str, &mut Rule)> {
+        self.domains.values_mut().flat_map(|domain| {
+            let rules = domain
+                .nodes
+                .iter_mut()
+                .filter_map(|node| node.rule.as_deref_mut());
+            rules.map(|rule| (&*domain.name, rule))
+        })
     }
 
     /// The domain of this name, new and empty if it is not there yet.

@@ -23,7 +23,7 @@ use crate::descriptor::Request;
 use crate::events::Events;
 use crate::limiter::Limiter;
 use crate::matcher::Matcher;
-use crate::rule::sanitize_metric_key;
+use crate::rule::{MetricKey, sanitize_metric_key};
 use crate::statistics::{Statistics, Totals};
 use crate::striped::Striped;
 
@@ -40,9 +40,9 @@ const LONGEST_NAME: usize = 512;
 #[derive(Debug)]
 pub struct Metrics {
     /// By metric key. Those of the rules in force, which hold them as well; written on a reload.
-    of_rules: Mutex<HashMap<String, Arc<Totals>>>,
+    of_rules: Mutex<HashMap<String, Series>>,
     /// By metric keys that hold values of requests. Written when a key is new.
-    of_values: RwLock<HashMap<String, Arc<Totals>>>,
+    of_values: RwLock<HashMap<String, Series>>,
     most_value_keys: usize,
     /// Descriptors of requests for domains that have no rules. Locked for such requests only.
     unknown_domains: Mutex<HashMap<String, u64>>,
@@ -54,6 +54,23 @@ pub struct Metrics {
     ended_connections: AtomicU64,
     /// Hits that were refused for a ban.
     banned_hits: Striped<AtomicU64>,
+}
+
+/// What is counted under one metric key.
+#[derive(Debug)]
+struct Series {
+    /// Domain and levels.
+    parts: Arc<[String]>,
+    totals: Arc<Totals>,
+}
+
+impl Series {
+    fn new(key: &MetricKey) -> Self {
+        Series {
+            parts: key.parts().collect(),
+            totals: Arc::default(),
+        }
+    }
 }
 
 /// Counters of the service as a whole.
@@ -72,6 +89,8 @@ struct Service {
 pub struct Sample {
     /// Parts with dots between them.
     pub name: String,
+    /// Whose statistic it is, if it is one of a rule: domain and levels.
+    pub of_rule: Option<Arc<[String]>>,
     /// What it is.
     pub value: SampleValue,
 }
@@ -115,12 +134,13 @@ impl Metrics {
     /// Has the rules go on with what was counted of them before. To be called before they are in force.
     pub fn adopt(&self, matcher: &mut Matcher) {
         let mut of_rules = self.of_rules.lock().unwrap_or_else(PoisonError::into_inner);
-        for rule in matcher.rules_mut() {
-            let totals = of_rules.entry(sanitize_metric_key(&rule.path)).or_default();
-            rule.totals = Arc::clone(totals);
+        for (domain, rule) in matcher.rules_mut() {
+            let key = MetricKey::of_levels(domain, &rule.levels);
+            let series = of_rules.entry(key.name()).or_insert_with(|| Series::new(&key));
+            rule.totals = Arc::clone(&series.totals);
         }
         // Rules that went away the time before last.
-        of_rules.retain(|_, totals| Arc::strong_count(totals) > 1);
+        of_rules.retain(|_, series| Arc::strong_count(&series.totals) > 1);
     }
 
     /// Counts that rules were loaded at `now`, or could not be.
@@ -188,8 +208,7 @@ impl Metrics {
                 _ => {
                     let domain = String::from_utf8_lossy(request.domain);
                     if let Some(key) = status.metric_key(&domain, &descriptor.entries) {
-                        self.totals_of_values(&domain, sanitize_metric_key(&key))
-                            .add(&status.statistics);
+                        self.totals_of_values(&domain, &key).add(&status.statistics);
                     }
                 }
             }
@@ -210,35 +229,38 @@ impl Metrics {
     }
 
     /// The totals of a key that holds values of a request, or those of its domain's further keys. Names are never given back.
-    fn totals_of_values(&self, domain: &str, key: String) -> Arc<Totals> {
+    fn totals_of_values(&self, domain: &str, key: &MetricKey) -> Arc<Totals> {
+        let name = key.name();
         let of_values = self.of_values.read().unwrap_or_else(PoisonError::into_inner);
-        if let Some(totals) = of_values.get(&key) {
-            return Arc::clone(totals);
+        if let Some(series) = of_values.get(&name) {
+            return Arc::clone(&series.totals);
         }
-        let is_named = of_values.len() < self.most_value_keys && key.len() <= LONGEST_NAME;
-        let overflow = || format!("{}.{OVERFLOW}", sanitize_metric_key(domain));
-        let key = if is_named { key } else { overflow() };
-        if let Some(totals) = of_values.get(&key) {
-            return Arc::clone(totals);
+        let has_room = of_values.len() < self.most_value_keys && name.len() <= LONGEST_NAME;
+        let mut overflow = MetricKey::new(domain);
+        overflow.push(OVERFLOW.as_bytes(), None);
+        let key = if has_room { key } else { &overflow };
+        if let Some(series) = of_values.get(&key.name()) {
+            return Arc::clone(&series.totals);
         }
         drop(of_values);
         let mut of_values = self.of_values.write().unwrap_or_else(PoisonError::into_inner);
         // Others may have come in between.
-        let is_full = of_values.len() >= self.most_value_keys && !of_values.contains_key(&key);
-        let key = if is_full { overflow() } else { key };
-        Arc::clone(of_values.entry(key).or_default())
+        let is_full = of_values.len() >= self.most_value_keys && !of_values.contains_key(&key.name());
+        let key = if is_full { &overflow } else { key };
+        let series = of_values.entry(key.name()).or_insert_with(|| Series::new(key));
+        Arc::clone(&series.totals)
     }
 
-    /// The totals by metric key.
-    fn totals(&self) -> Vec<(String, [u64; 5])> {
+    /// The totals by metric key, and its parts.
+    fn totals(&self) -> Vec<(String, Arc<[String]>, [u64; 5])> {
+        let shown = |(name, series): (&String, &Series)| {
+            (name.clone(), Arc::clone(&series.parts), series.totals.sums())
+        };
         let of_rules = self.of_rules.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut totals: Vec<_> = of_rules
-            .iter()
-            .map(|(key, totals)| (key.clone(), totals.sums()))
-            .collect();
+        let mut totals: Vec<_> = of_rules.iter().map(shown).collect();
         drop(of_rules);
         let of_values = self.of_values.read().unwrap_or_else(PoisonError::into_inner);
-        totals.extend(of_values.iter().map(|(key, totals)| (key.clone(), totals.sums())));
+        totals.extend(of_values.iter().map(shown));
         totals
     }
 
@@ -272,13 +294,12 @@ impl Metrics {
     fn of_reference(&self) -> Vec<Sample> {
         const SERVICE: &str = "ratelimit.service";
         let mut samples = Vec::new();
-        for (key, sums) in self.totals() {
+        for (key, parts, sums) in self.totals() {
             let names = Statistics::NAMES.into_iter().zip(sums);
-            samples.extend(
-                names
-                    .filter(|(_, sum)| *sum > 0)
-                    .map(|(name, sum)| counter(format!("{SERVICE}.rate_limit.{key}.{name}"), sum)),
-            );
+            samples.extend(names.filter(|(_, sum)| *sum > 0).map(|(name, sum)| Sample {
+                of_rule: Some(Arc::clone(&parts)),
+                ..counter(format!("{SERVICE}.rate_limit.{key}.{name}"), sum)
+            }));
         }
         let unknown_domains = self
             .unknown_domains
@@ -317,6 +338,7 @@ impl Metrics {
             samples.push(counter(name("total_requests"), observed.count()));
             samples.push(Sample {
                 name: name("response_time"),
+                of_rule: None,
                 value: SampleValue::Time(Box::new(observed)),
             });
         }
@@ -337,6 +359,7 @@ impl Drop for OpenConnection {
 fn counter(name: String, value: u64) -> Sample {
     Sample {
         name,
+        of_rule: None,
         value: SampleValue::Counter(value),
     }
 }
@@ -344,6 +367,7 @@ fn counter(name: String, value: u64) -> Sample {
 fn gauge(name: &str, value: u64) -> Sample {
     Sample {
         name: name.to_owned(),
+        of_rule: None,
         value: SampleValue::Gauge(value),
     }
 }

@@ -282,7 +282,7 @@ fn metrics(request: &Request<'_>, decision: &Decision<'_>) -> Map<String, Value>
     }
     for (status, descriptor) in decision.statuses.iter().zip(&request.descriptors) {
         if let Some(key) = status.metric_key(&domain, &descriptor.entries) {
-            let key = sanitize_metric_key(&key);
+            let key = key.name();
             for (name, count) in Statistics::NAMES.into_iter().zip(status.statistics.values()) {
                 add(&key, name, count);
             }

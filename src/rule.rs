@@ -8,7 +8,7 @@ use std::sync::Arc;
 use ipnet::IpNet;
 
 pub(crate) use self::metric_key::of_override as override_metric_key;
-pub use self::metric_key::sanitize as sanitize_metric_key;
+pub use self::metric_key::{MetricKey, sanitize as sanitize_metric_key};
 use crate::rate_limit::RateLimit;
 use crate::statistics::Totals;
 
@@ -32,8 +32,7 @@ pub struct Rule {
     pub metadata: Option<Metadata>,
     /// The way from the root of the tree to this rule, one level per entry of a descriptor.
     pub levels: Box<[Level]>,
-    /// Domain and levels, joined by dots: `shop.path_/x.verb_get`. Also the key of its statistics, unless that
-    /// depends on the request.
+    /// Domain and levels, joined by dots: `shop.path_/x.verb_get`.
     pub path: Box<str>,
     /// What was counted of it under that key. Rules that are loaded again go on with it.
     pub totals: Arc<Totals>,

@@ -18,7 +18,6 @@ use super::{Metrics, Observed, Sample, SampleValue};
 use crate::build;
 use crate::events::Events;
 use crate::limiter::Limiter;
-use crate::statistics::Statistics;
 use crate::tls::Tls;
 
 /// The content type of the page.
@@ -97,7 +96,7 @@ enum Values {
 
 impl Families {
     fn add(&mut self, sample: Sample, names: &Names) {
-        let Sample { name, value } = sample;
+        let Sample { name, of_rule, value } = sample;
         let mapped = names
             .mapping
             .as_ref()
@@ -121,7 +120,7 @@ impl Families {
                 (plain(&name), Labels::new(), 1.0, BUCKETS.to_vec(), None)
             }
             None => {
-                let (shown, labels) = named(&name);
+                let (shown, labels) = named(&name, of_rule.as_deref());
                 let scale = if names.milliseconds { 1.0 } else { SECONDS };
                 (shown, labels, scale, BUCKETS.to_vec(), None)
             }
@@ -310,15 +309,16 @@ fn histogram(observed: &Observed, bounds: impl Iterator<Item = f64>, scale: f64)
     histogram
 }
 
-/// The name and labels for an internal name.
-fn named(internal: &str) -> (String, Labels) {
-    let service = internal.strip_prefix("ratelimit.service.");
-    if let Some(named) = service
-        .and_then(|name| name.strip_prefix("rate_limit."))
-        .and_then(of_rule)
+/// The name and labels for an internal name, with the domain and levels of the rule of which it is a statistic.
+fn named(internal: &str, of_rule: Option<&[String]>) -> (String, Labels) {
+    if let Some([domain, key1, deeper @ ..]) = of_rule
+        && let Some((_, statistic)) = internal.rsplit_once('.')
     {
-        return named;
+        let mut labels = vec![label("domain", domain.clone()), label("key1", key1.clone())];
+        labels.extend(deeper.first().map(|key2| label("key2", key2.clone())));
+        return (format!("ratelimit_service_rate_limit_{statistic}"), labels);
     }
+    let service = internal.strip_prefix("ratelimit.service.");
     if let Some(kind) = service.and_then(|name| name.strip_prefix("call.should_rate_limit.")) {
         return (
             "ratelimit_service_should_rate_limit_error".to_owned(),
@@ -345,16 +345,6 @@ fn named(internal: &str) -> (String, Labels) {
         );
     }
     (plain(internal), Vec::new())
-}
-
-/// `<domain>.<level>[.<level>...].<statistic>`.
-fn of_rule(name: &str) -> Option<(String, Labels)> {
-    let (key, statistic) = name.rsplit_once('.')?;
-    let statistic = Statistics::NAMES.into_iter().find(|known| *known == statistic)?;
-    let mut parts = key.split('.').map(str::to_owned);
-    let mut labels = vec![label("domain", parts.next()?), label("key1", parts.next()?)];
-    labels.extend(parts.next().map(|key2| label("key2", key2)));
-    Some((format!("ratelimit_service_rate_limit_{statistic}"), labels))
 }
 
 /// A name with `_` for every byte that it cannot hold.
@@ -420,7 +410,7 @@ mod tests {
     fn internal_names_become_names_and_labels() {
         #[track_caller]
         fn test(internal: &str, name: &str, labels: &[(&str, &str)]) {
-            let (is_name, is_labels) = named(internal);
+            let (is_name, is_labels) = named(internal, None);
             let is_labels: Vec<_> = is_labels
                 .iter()
                 .map(|(label, value)| (&**label, value.as_str()))
@@ -431,20 +421,6 @@ mod tests {
                 "{internal}"
             );
         }
-        let rule = "ratelimit_service_rate_limit_over_limit";
-        let of_rule = |key: &str| format!("ratelimit.service.rate_limit.{key}.over_limit");
-        test(&of_rule("d.k_v"), rule, &[("domain", "d"), ("key1", "k_v")]);
-        test(
-            &of_rule("d.a.b_c"),
-            rule,
-            &[("domain", "d"), ("key1", "a"), ("key2", "b_c")],
-        );
-        test(
-            &of_rule("d.a.b.c.e"),
-            rule,
-            &[("domain", "d"), ("key1", "a"), ("key2", "b")],
-        );
-        test(&of_rule("d"), "ratelimit_service_rate_limit_d_over_limit", &[]);
         test(
             "ratelimit.service.rate_limit.my-shop.domain_not_found",
             "ratelimit_service_rate_limit_my_shop_domain_not_found",
@@ -466,5 +442,34 @@ mod tests {
             &[],
         );
         test("7é", "_7__", &[]);
+    }
+
+    #[test]
+    fn parts_of_a_rule_are_labels_whatever_dots_are_in_them() {
+        #[track_caller]
+        fn test(parts: &[&str], expected: &[(&str, &str)]) {
+            let internal = format!("ratelimit.service.rate_limit.{}.over_limit", parts.join("."));
+            let parts: Vec<String> = parts.iter().map(|part| (*part).to_owned()).collect();
+            let (name, labels) = named(&internal, Some(&parts));
+            let labels: Vec<_> = labels
+                .iter()
+                .map(|(label, value)| (&**label, value.as_str()))
+                .collect();
+            assert_eq!(name, "ratelimit_service_rate_limit_over_limit");
+            assert_eq!(labels, expected);
+        }
+        test(&["d", "k_v"], &[("domain", "d"), ("key1", "k_v")]);
+        test(
+            &["d.x", "host_a.b.example", "m_pkg.Svc/Do"],
+            &[
+                ("domain", "d.x"),
+                ("key1", "host_a.b.example"),
+                ("key2", "m_pkg.Svc/Do"),
+            ],
+        );
+        test(
+            &["d", "a", "b", "c"],
+            &[("domain", "d"), ("key1", "a"), ("key2", "b")],
+        );
     }
 }

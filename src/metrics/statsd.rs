@@ -48,7 +48,7 @@ impl Lines {
     pub fn since(&self, told: &Told, samples: Vec<Sample>) -> (Vec<String>, Told) {
         let mut lines = Vec::new();
         let mut next = Told::default();
-        for Sample { name, value } in samples {
+        for Sample { name, value, .. } in samples {
             match value {
                 SampleValue::Gauge(value) => lines.push(self.line(&name, &format!("{value}|g"))),
                 SampleValue::Counter(value) => {
@@ -148,6 +148,7 @@ mod tests {
     fn sample(name: &str, value: SampleValue) -> Sample {
         Sample {
             name: name.to_owned(),
+            of_rule: None,
             value,
         }
     }

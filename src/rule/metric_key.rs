@@ -1,30 +1,27 @@
 //! The key of a rule's statistics: `ratelimit.service.rate_limit.<key>.total_hits`, as envoyproxy/ratelimit names them.
 
-use std::borrow::Cow;
-
 use super::{Level, LevelValue, Rule};
 use crate::descriptor::Entry;
 
 impl Rule {
     /// The key under which this rule's statistics are kept for a descriptor with these entries. Values that are not
     /// UTF-8 show as U+FFFD.
-    pub(crate) fn metric_key(&self, domain: &str, entries: &[Entry<'_>]) -> Cow<'_, str> {
+    pub(crate) fn metric_key(&self, domain: &str, entries: &[Entry<'_>]) -> MetricKey {
         if !self.metric_key_depends_on_request() {
-            return Cow::Borrowed(&self.path);
+            return MetricKey::of_levels(domain, &self.levels);
         }
         let any_shared = self.levels.iter().any(|level| level.shared_pattern().is_some());
-        let mut key = String::from(domain);
+        let mut key = MetricKey::new(domain);
         for (level, entry) in self.levels.iter().zip(entries) {
-            push_level(
-                &mut key,
+            key.push(
                 level.key.as_bytes(),
                 self.shown_value(level, entry.value, any_shared),
             );
         }
-        Cow::Owned(key)
+        key
     }
 
-    /// Whether that key is another than [`Rule::path`] for some descriptors.
+    /// Whether that key is another than that of the rule itself for some descriptors.
     pub(crate) fn metric_key_depends_on_request(&self) -> bool {
         self.detailed_metric || self.levels.iter().any(|level| level.value_to_metric)
     }
@@ -47,24 +44,45 @@ impl Rule {
 }
 
 /// The key for a limit that came with the request: every entry with its value, where it has one.
-pub(crate) fn of_override(domain: &str, entries: &[Entry<'_>]) -> String {
-    let mut key = String::from(domain);
+pub(crate) fn of_override(domain: &str, entries: &[Entry<'_>]) -> MetricKey {
+    let mut key = MetricKey::new(domain);
     for entry in entries {
-        push_level(
-            &mut key,
-            entry.key,
-            (!entry.value.is_empty()).then_some(entry.value),
-        );
+        key.push(entry.key, (!entry.value.is_empty()).then_some(entry.value));
     }
     key
 }
 
-fn push_level(key: &mut String, level: &[u8], value: Option<&[u8]>) {
-    key.push('.');
-    key.push_str(&String::from_utf8_lossy(level));
-    if let Some(value) = value {
-        key.push('_');
-        key.push_str(&String::from_utf8_lossy(value));
+/// Under what statistics are kept: a domain and levels, each `key` or `key_value`. There may be dots in all of them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MetricKey(Vec<String>);
+
+impl MetricKey {
+    pub(crate) fn new(domain: &str) -> Self {
+        MetricKey(vec![domain.to_owned()])
+    }
+
+    pub(crate) fn of_levels(domain: &str, levels: &[Level]) -> Self {
+        let levels = levels.iter().map(ToString::to_string);
+        MetricKey(std::iter::once(domain.to_owned()).chain(levels).collect())
+    }
+
+    pub(crate) fn push(&mut self, level: &[u8], value: Option<&[u8]>) {
+        let mut part = String::from_utf8_lossy(level).into_owned();
+        if let Some(value) = value {
+            part.push('_');
+            part.push_str(&String::from_utf8_lossy(value));
+        }
+        self.0.push(part);
+    }
+
+    /// In one, with dots between its parts, [sanitized](sanitize): as statsd is told.
+    pub fn name(&self) -> String {
+        sanitize(&self.0.join("."))
+    }
+
+    /// The domain and the levels, each sanitized.
+    pub fn parts(&self) -> impl Iterator<Item = String> {
+        self.0.iter().map(|part| sanitize(part))
     }
 }
 

@@ -57,12 +57,12 @@ mappings:
 
 async fn server(metrics: Metrics) -> TestServer {
     let limiter = Limiter::new(LimiterConfig::default());
-    load_rules(&limiter, &metrics);
+    load_rules(RULES, &limiter, &metrics);
     start(limiter, Arc::new(metrics)).await
 }
 
-fn load_rules(limiter: &Limiter, metrics: &Metrics) {
-    let mut matcher = rules(RULES);
+fn load_rules(yaml: &str, limiter: &Limiter, metrics: &Metrics) {
+    let mut matcher = rules(yaml);
     metrics.adopt(&mut matcher);
     limiter.set_matcher(matcher);
 }
@@ -82,7 +82,7 @@ async fn start_with(config: ServerConfig, limiter: Limiter, metrics: Arc<Metrics
 /// A server whose names for Prometheus are these.
 async fn named(names: Names) -> TestServer {
     let (limiter, metrics) = (Limiter::new(LimiterConfig::default()), Metrics::default());
-    load_rules(&limiter, &metrics);
+    load_rules(RULES, &limiter, &metrics);
     let config = ServerConfig {
         prometheus_names: Arc::new(names),
         ..server_config()
@@ -267,7 +267,7 @@ async fn counters_of_rules_go_on_after_a_reload() {
     let metrics = Arc::new(Metrics::default());
     let server = start(Limiter::new(LimiterConfig::default()), Arc::clone(&metrics)).await;
     for rounds in 1..4 {
-        load_rules(&server.limiter, &metrics);
+        load_rules(RULES, &server.limiter, &metrics);
         ask(&server, [request("shop", &["user=a"])]).await;
         assert_eq!(
             lines(&server, "ratelimit_service_rate_limit_total_hits").await,
@@ -276,6 +276,38 @@ async fn counters_of_rules_go_on_after_a_reload() {
             )]
         );
     }
+}
+
+#[tokio::test]
+async fn dots_in_names_and_values_do_not_part_labels() {
+    const DOTTED: &str = r"
+domain: shop.example
+descriptors:
+  - key: host
+    detailed_metric: true
+    rate_limit: {unit: hour, requests_per_unit: 100}
+  - key: method
+    value: pkg.v1.Carts/Add
+    rate_limit: {unit: hour, requests_per_unit: 100}
+";
+    let (limiter, metrics) = (Limiter::new(LimiterConfig::default()), Metrics::default());
+    load_rules(DOTTED, &limiter, &metrics);
+    let server = start(limiter, Arc::new(metrics)).await;
+    ask(
+        &server,
+        [request(
+            "shop.example",
+            &["host=a.b.example", "method=pkg.v1.Carts/Add"],
+        )],
+    )
+    .await;
+    assert_eq!(
+        lines(&server, "ratelimit_service_rate_limit_total_hits").await,
+        [
+            "ratelimit_service_rate_limit_total_hits{domain=\"shop.example\",key1=\"host_a.b.example\"} 1",
+            "ratelimit_service_rate_limit_total_hits{domain=\"shop.example\",key1=\"method_pkg.v1.Carts/Add\"} 1",
+        ]
+    );
 }
 
 #[tokio::test]
