@@ -28,7 +28,7 @@ use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
 use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
 
-use crate::support::{T, TestServer, brief, http, parts, request, rules, server_config};
+use crate::support::{T, TestServer, brief, http, parts, request, rules, server_config, wait_until};
 
 const RULES: &str = "
 domain: d
@@ -36,6 +36,15 @@ descriptors:
   - {key: k, rate_limit: {unit: hour, requests_per_unit: 2}}
   - {key: uri, rate_limit: {unit: hour, requests_per_unit: 2}}
 ";
+
+/// What health can be asked for.
+const NAMES: [&str; 3] = ["", "ratelimit", "envoy.service.ratelimit.v3.RateLimitService"];
+
+fn health_of(service: &str) -> HealthCheckRequest {
+    HealthCheckRequest {
+        service: service.into(),
+    }
+}
 
 /// A server that lingers for an hour, unless it is told twice or to end soon.
 async fn lingering() -> TestServer {
@@ -48,17 +57,12 @@ async fn lingering() -> TestServer {
 async fn health_is_told_under_every_name_that_is_asked() {
     let server = TestServer::start(RULES).await;
     let mut health = HealthClient::new(server.channel().await);
-    for service in ["", "ratelimit", "envoy.service.ratelimit.v3.RateLimitService"] {
-        let request = HealthCheckRequest {
-            service: service.into(),
-        };
-        let answer = health.check(request).await.unwrap().into_inner();
+    for service in NAMES {
+        let answer = health.check(health_of(service)).await.unwrap().into_inner();
         assert_eq!(answer.status(), ServingStatus::Serving, "{service}");
     }
-    let unknown = HealthCheckRequest {
-        service: "else".into(),
-    };
-    assert_eq!(health.check(unknown).await.unwrap_err().code(), Code::NotFound);
+    let unknown = health.check(health_of("rate-limit")).await.unwrap_err();
+    assert_eq!(unknown.code(), Code::NotFound);
 }
 
 #[tokio::test]
@@ -385,6 +389,47 @@ async fn it_goes_on_serving_after_it_has_said_that_it_stops() {
     assert_eq!(brief(answer.get_ref()), "OK: OK0");
 
     server.ask_to_stop(Stop::Gently).await;
+    server.ended().await.unwrap();
+}
+
+#[tokio::test]
+async fn every_name_is_told_that_it_stops() {
+    let server = lingering().await;
+    let mut health = HealthClient::new(server.channel().await);
+    let mut watches = Vec::new();
+    for service in NAMES {
+        let mut watch = health.watch(health_of(service)).await.unwrap().into_inner();
+        let first = watch.next().await.unwrap().unwrap();
+        assert_eq!(first.status(), ServingStatus::Serving, "{service}");
+        watches.push((service, watch));
+    }
+    server.ask_to_stop(Stop::Gently).await;
+    for (service, mut watch) in watches {
+        let second = watch.next().await.unwrap().unwrap();
+        assert_eq!(second.status(), ServingStatus::NotServing, "{service}");
+        let checked = health.check(health_of(service)).await.unwrap().into_inner();
+        assert_eq!(checked.status(), ServingStatus::NotServing, "{service}");
+    }
+}
+
+#[tokio::test]
+async fn calls_under_way_are_answered_before_it_ends() {
+    let server = TestServer::start(RULES).await;
+    let (client, address) = (RawClient::new(&server).await, server.grpc);
+    let mut calls = Vec::new();
+    for _ in 0..20 {
+        calls.push(client.call(&[]).await);
+    }
+    client.settle().await;
+    server.ask_to_stop(Stop::Soon).await;
+    wait_until("the port to be closed", async || {
+        TcpStream::connect(address).await.is_err()
+    })
+    .await;
+    for mut call in calls {
+        call.send(&framed(&request("d", &["k=v"])), true);
+        assert_eq!(call.status().await.0, "0");
+    }
     server.ended().await.unwrap();
 }
 
