@@ -127,7 +127,7 @@ async fn a_unix_socket_serves_and_one_that_is_left_over_is_replaced() {
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     let mut config = server_config();
     config.grpc.listen = Listen::Unix(path.clone());
-    let _server = TestServer::start_parts(config.clone(), parts(limiter())).await;
+    let server = TestServer::start_parts(config.clone(), parts(limiter())).await;
     let mut client = RateLimitServiceClient::new(over_socket(&path).await);
     let answer = client.should_rate_limit(request("d", &["k=v"])).await.unwrap();
     assert_eq!(brief(&answer.into_inner()), "OK: OK99");
@@ -137,11 +137,18 @@ async fn a_unix_socket_serves_and_one_that_is_left_over_is_replaced() {
         error.to_string().starts_with("cannot listen on the socket "),
         "{error}"
     );
+    // Who comes second has taken nothing away.
+    let mut client = RateLimitServiceClient::new(over_socket(&path).await);
+    let answer = client.should_rate_limit(request("d", &["k=v"])).await.unwrap();
+    assert_eq!(brief(&answer.into_inner()), "OK: OK98");
     let file = directory.path().join("file");
     fs::write(&file, "precious").unwrap();
     config.grpc.listen = Listen::Unix(file.clone());
     Server::bind(config, parts(limiter())).await.unwrap_err();
     assert_eq!(fs::read_to_string(file).unwrap(), "precious");
+    server.ask_to_stop(Stop::Soon).await;
+    server.ended().await.unwrap();
+    assert!(!path.exists());
 }
 
 #[tokio::test]
@@ -307,8 +314,19 @@ impl Authority {
     }
 }
 
-/// A call over a new TLS connection, and when the certificate that the server shows ends.
+/// A call over a new TLS connection.
 async fn call_over_tls(server: &TestServer, config: ClientConfig) -> Result<String, String> {
+    let mut client = over_tls(server, config).await?;
+    let answer = client.should_rate_limit(request("d", &["k=v"])).await;
+    answer
+        .map(|answer| brief(&answer.into_inner()))
+        .map_err(|status| format!("{status:?}"))
+}
+
+async fn over_tls(
+    server: &TestServer,
+    config: ClientConfig,
+) -> Result<RateLimitServiceClient<Channel>, String> {
     let connector = TlsConnector::from(Arc::new(config));
     let address = server.grpc;
     let connector = service_fn(move |_| {
@@ -324,11 +342,7 @@ async fn call_over_tls(server: &TestServer, config: ClientConfig) -> Result<Stri
         .connect_with_connector(connector)
         .await
         .map_err(|error| format!("{error:?}"))?;
-    let mut client = RateLimitServiceClient::new(channel);
-    let answer = client.should_rate_limit(request("d", &["k=v"])).await;
-    answer
-        .map(|answer| brief(&answer.into_inner()))
-        .map_err(|status| format!("{status:?}"))
+    Ok(RateLimitServiceClient::new(channel))
 }
 
 #[tokio::test]
@@ -381,10 +395,14 @@ async fn load_errors(server: &TestServer) -> f64 {
 }
 
 async fn of_certificate(server: &TestServer, metric: &str) -> f64 {
+    self::metric(server, &format!("tollgate_certificate_{metric}{{port=\"grpc\"}}")).await
+}
+
+async fn metric(server: &TestServer, metric: &str) -> f64 {
     let (_, page) = http(server.http, "GET", "/metrics", "").await;
-    let prefix = format!("tollgate_certificate_{metric}{{port=\"grpc\"}} ");
+    let prefix = format!("{metric} ");
     let value = page.lines().find_map(|line| line.strip_prefix(&prefix));
-    value.expect("the certificate is in the metrics").parse().unwrap()
+    value.expect("it is in the metrics").parse().unwrap()
 }
 
 #[tokio::test]
@@ -395,10 +413,11 @@ async fn a_certificate_is_replaced_by_a_good_one_and_by_no_other() {
     config.grpc.tls = Some(authority.tls(false));
     let server = TestServer::start_parts(config, parts(limiter())).await;
     let first = expiry(&server).await;
-    call_over_tls(&server, authority.client(None)).await.unwrap();
+    let mut old = over_tls(&server, authority.client(None)).await.unwrap();
+    old.should_rate_limit(request("d", &["k=v"])).await.unwrap();
 
     let good = ["server.crt", "server.key"].map(|file| (file, fs::read(authority.path(file)).unwrap()));
-    for bad in ["expired", "half a pair", "no certificate"] {
+    for bad in ["expired", "half a pair", "no certificate", "no files"] {
         // From a good pair on, so that each fault is the only one.
         for (file, content) in &good {
             fs::write(authority.path(file), content).unwrap();
@@ -411,7 +430,10 @@ async fn a_certificate_is_replaced_by_a_good_one_and_by_no_other() {
                 KeyPair::generate().unwrap().serialize_pem(),
             )
             .unwrap(),
-            _ => fs::write(authority.path("server.crt"), "nothing").unwrap(),
+            "no certificate" => fs::write(authority.path("server.crt"), "nothing").unwrap(),
+            _ => good
+                .iter()
+                .for_each(|(file, _)| fs::remove_file(authority.path(file)).unwrap()),
         }
         wait_until(&format!("{bad} to be seen"), async || {
             load_errors(&server).await > refusals
@@ -424,6 +446,13 @@ async fn a_certificate_is_replaced_by_a_good_one_and_by_no_other() {
     authority.sign("server", "tollgate.mesh", 2099);
     wait_until("the new certificate", async || expiry(&server).await != first).await;
     call_over_tls(&server, authority.client(None)).await.unwrap();
+    let connections = metric(&server, "tollgate_grpc_connections_total").await;
+    old.should_rate_limit(request("d", &["k=v"])).await.unwrap();
+    assert_eq!(
+        metric(&server, "tollgate_grpc_connections_total").await,
+        connections,
+        "the first connection is still there"
+    );
 }
 
 #[tokio::test]
