@@ -473,6 +473,35 @@ fn directories_hold_rules_as_the_reference_lays_them_out() {
 }
 
 #[test]
+fn without_a_subdirectory_the_rules_are_right_below_the_root() {
+    let root = tempfile::tempdir().unwrap();
+    for (directory, domain) in [("config", "a"), ("limits", "b")] {
+        let directory = root.path().join(directory);
+        fs::create_dir(&directory).unwrap();
+        fs::write(directory.join("rules.yaml"), format!("domain: {domain}\n")).unwrap();
+    }
+    for (subdirectory, appdirectory, domain) in
+        [("", "config", "a"), ("/", "config", "a"), ("", "limits", "b")]
+    {
+        for watch_root in [true, false] {
+            let rules = RulesConfig {
+                source: RulesSource::Runtime(RuntimeDirectory {
+                    root: root.path().to_owned(),
+                    subdirectory: subdirectory.into(),
+                    appdirectory: appdirectory.into(),
+                    watch_root,
+                }),
+                merge_domains: false,
+                ignore_dotfiles: true,
+            };
+            let matcher = rules.load().unwrap().matcher;
+            let domains: Vec<&str> = matcher.domains().map(|domain| domain.name()).collect();
+            assert_eq!(domains, [domain], "{subdirectory:?} {appdirectory} {watch_root}");
+        }
+    }
+}
+
+#[test]
 fn added_keys_that_mean_nothing_together_are_refused() {
     test(
         "domain: d
