@@ -1,8 +1,10 @@
 //! What operators measure, over HTTP.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use regex::Regex;
 use tokio::io::AsyncReadExt as _;
 use tokio::net::{TcpListener, UdpSocket};
 use tollgate::config::{Protocol, ServerConfig, StatsdConfig};
@@ -18,7 +20,7 @@ use tollgate::shutdown::Stop;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
-use crate::support::{TestServer, http, parts, request, rules, server_config, wait_until};
+use crate::support::{T, TestServer, http, parts, request, rules, server_config, wait_until};
 
 const RULES: &str = "
 domain: shop
@@ -384,6 +386,30 @@ async fn whatever_stands_in_a_value_the_page_can_be_read() {
     );
 }
 
+#[tokio::test]
+async fn counters_whose_window_has_passed_are_no_longer_counted() {
+    let server = server(Metrics::default()).await;
+    ask(
+        &server,
+        (0..100).map(|i| request("shop", &[&format!("user={i}")])),
+    )
+    .await;
+    assert_eq!(
+        lines(&server, "tollgate_counters ").await,
+        ["tollgate_counters 100"]
+    );
+    server.set_time(Duration::from_secs(T + 3_600));
+    wait_until("the counters to be given back", async || {
+        lines(&server, "tollgate_counters ").await == ["tollgate_counters 0"]
+    })
+    .await;
+    ask(&server, [request("shop", &["user=0"])]).await;
+    assert_eq!(
+        lines(&server, "tollgate_counters ").await,
+        ["tollgate_counters 1"]
+    );
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn totals_by_many_clients_are_exact() {
     let server = server(Metrics::default()).await;
@@ -498,6 +524,41 @@ async fn statsd_can_be_told_in_packets() {
         assert!(length <= 1_432);
         hits += growth(std::str::from_utf8(&packet[..length]).unwrap(), HITS);
         hits == 7
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn whatever_stands_in_a_value_statsd_can_read_the_lines() {
+    let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let server = server_with_statsd(statsd(socket.local_addr().unwrap(), Protocol::Udp)).await;
+    ask(
+        &server,
+        [
+            request("shop", &["url=/a:b|c"]),
+            request("shop", &["ip=2001:db8::1"]),
+            request("shop", &["ip=a b\"c\\d\ne"]),
+            request("no:such|shop\nat all", &["a=b"]),
+            overridden("new:key\n=a|b:c"),
+        ],
+    )
+    .await;
+    let line = Regex::new(r"^[^:|\n]+:\d+\|(c|g|ms(\|@[0-9.e-]+)?)$").unwrap();
+    let mut missing = HashSet::from([
+        "ratelimit.service.rate_limit.shop.url_/a_b_c.total_hits:1|c",
+        "ratelimit.service.rate_limit.shop.ip_2001_db8__1.total_hits:1|c",
+        "ratelimit.service.rate_limit.shop.ip_a b\"c\\d_e.total_hits:1|c",
+        "ratelimit.service.rate_limit.no_such_shop_at all.domain_not_found:1|c",
+        "ratelimit.service.rate_limit.shop.new_key__a_b_c.total_hits:1|c",
+    ]);
+    let mut packet = vec![0; 65_536];
+    wait_until("all lines", async || {
+        let length = socket.recv(&mut packet).await.unwrap();
+        for told in std::str::from_utf8(&packet[..length]).unwrap().split('\n') {
+            assert!(line.is_match(told), "{told:?}");
+            missing.remove(told);
+        }
+        missing.is_empty()
     })
     .await;
 }
