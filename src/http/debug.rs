@@ -1,7 +1,5 @@
 //! The debug port: what is in force, and what is counted.
 
-use std::fmt::Write as _;
-
 use axum::extract::State;
 use axum::http::HeaderName;
 use axum::response::{IntoResponse, Response};
@@ -24,7 +22,7 @@ pub(super) async fn index() -> &'static str {
     "/rlconfig: print out the currently loaded configuration for debugging\n/stats: print out stats\n"
 }
 
-/// The rules in force, one line for each limit.
+/// The rules in force, one line for each limit, in the order of their text.
 pub(super) async fn rules(State(shown): State<Shown>) -> Response {
     // With many rules it takes a while; decisions are not to wait for it.
     let answer = spawn_blocking(move || rules_in_force(&shown)).await;
@@ -43,20 +41,20 @@ fn rules_in_force(shown: &Shown) -> Response {
 }
 
 fn rule_lines(matcher: &Matcher) -> String {
-    let mut lines = String::new();
+    let mut lines = Vec::new();
     for rule in matcher.domains().flat_map(|domain| domain.rules()) {
         match &rule.limit {
-            Limit::Unlimited => push_line(&mut lines, rule, None),
-            Limit::All(limits) => limits
-                .iter()
-                .for_each(|limit| push_line(&mut lines, rule, Some(limit))),
+            Limit::Unlimited => lines.push(line(rule, None)),
+            Limit::All(limits) => lines.extend(limits.iter().map(|limit| line(rule, Some(limit)))),
         }
     }
-    lines
+    // Domains come in another order each time.
+    lines.sort();
+    lines.concat()
 }
 
 /// As envoyproxy/ratelimit writes it; a limit that it does not know in words as well.
-fn push_line(lines: &mut String, rule: &Rule, limit: Option<&RateLimit>) {
+fn line(rule: &Rule, limit: Option<&RateLimit>) -> String {
     let named_unit = limit
         .and_then(|limit| limit.window.units())
         .filter(|(_, multiplier)| multiplier.get() == 1);
@@ -69,12 +67,10 @@ fn push_line(lines: &mut String, rule: &Rule, limit: Option<&RateLimit>) {
         }
         _ => String::new(),
     };
-    writeln!(
-        lines,
+    format!(
         "{path}: unit={unit} requests_per_unit={requests_per_unit}, shadow_mode: {shadow_mode}, quota_mode: \
-         {quota_mode}{in_words}"
+         {quota_mode}{in_words}\n"
     )
-    .expect("a string takes everything");
 }
 
 /// What is counted, one line for each internal name.

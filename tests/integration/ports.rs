@@ -16,6 +16,7 @@ use tempfile::TempDir;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsConnector;
+use tollgate::config::file;
 use tollgate::config::{ConnectionAge, Listen, PrometheusConfig};
 use tollgate::limiter::{Limiter, LimiterConfig};
 use tollgate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
@@ -25,7 +26,9 @@ use tollgate::tls::TlsConfig;
 use tonic::transport::{Channel, Endpoint};
 use tower::service_fn;
 
-use crate::support::{TestServer, brief, free_port, http, parts, request, rules, server_config, wait_until};
+use crate::support::{
+    TestServer, brief, free_port, http, parts, request, rules, server_config, source, wait_until,
+};
 
 const RULES: &str = "
 domain: d
@@ -51,11 +54,9 @@ async fn the_debug_port_shows_rules_and_counts() {
     client.should_rate_limit(request("d", &["k=v"])).await.unwrap();
 
     let (status, shown) = http(debug, "GET", "/rlconfig", "").await;
-    let mut lines: Vec<&str> = shown.lines().collect();
-    lines.sort_unstable();
     assert_eq!(status, 200);
     assert_eq!(
-        lines,
+        shown.lines().collect::<Vec<_>>(),
         [
             "d.free: unit=UNKNOWN requests_per_unit=0, shadow_mode: false, quota_mode: false",
             "d.k: unit=HOUR requests_per_unit=100, shadow_mode: false, quota_mode: false",
@@ -74,6 +75,28 @@ async fn the_debug_port_shows_rules_and_counts() {
         index.contains("/rlconfig: ") && index.contains("/stats: "),
         "{index}"
     );
+}
+
+#[tokio::test]
+async fn rules_are_shown_in_order_and_none_before_there_are_any() {
+    let server =
+        TestServer::start_parts(server_config(), parts(Limiter::new(LimiterConfig::default()))).await;
+    let debug = server.debug.expect("the debug port is open");
+    assert_eq!(http(debug, "GET", "/rlconfig", "").await, (200, String::new()));
+    // As a map holds them they would come in another order each time.
+    let domains = ["shop", "edge", "api", "mail", "geo", "corp", "big", "d"].map(|domain| {
+        let yaml = format!(
+            "domain: {domain}\ndescriptors: [{{key: b, rate_limit: {{unit: day, requests_per_unit: 2}}}}, \
+             {{key: a, rate_limit: {{unit: hour, requests_per_unit: 1}}}}]"
+        );
+        source(domain, &yaml)
+    });
+    server
+        .limiter
+        .set_matcher(file::load(&domains, false).unwrap().matcher);
+    let shown = http(debug, "GET", "/rlconfig", "").await.1;
+    assert_eq!(shown.lines().count(), 16);
+    assert!(shown.lines().is_sorted(), "{shown}");
 }
 
 #[tokio::test]
