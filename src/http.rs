@@ -8,6 +8,7 @@
 //! | HTTP | `GET /metrics` | what is counted, as Prometheus reads it |
 //! | HTTP | `GET /events` | the last edges as JSON, or as server-sent events |
 //! | HTTP | `GET /top` | the keys that are refused most, as JSON |
+//! | HTTP | any other | 404, and what there is on this port |
 //! | debug | `/rlconfig` | the rules in force, one line for each limit |
 //! | debug | `/stats` | what is counted, one line for each name |
 //! | debug | any other | what there is on this port |
@@ -46,6 +47,9 @@ const LARGEST_BODY: usize = 256 * 1024;
 /// How long a body may take to arrive.
 const BODY_PATIENCE: Duration = Duration::from_secs(30);
 
+/// For who asks for a path that there is not.
+const HINT: &str = "there are /healthcheck, /livez, /readyz, /json, /metrics, /events and /top here; gRPC has a port of its own\n";
+
 /// The routes of the HTTP port.
 pub fn routes(rls: Rls, shown: Shown) -> Router {
     let clock = Arc::clone(&shown.clock);
@@ -58,6 +62,7 @@ pub fn routes(rls: Rls, shown: Shown) -> Router {
         .route("/top", get(observed::top))
         .with_state(shown)
         .route("/json", any(decide).with_state((rls, clock)))
+        .fallback(async || (StatusCode::NOT_FOUND, HINT))
 }
 
 /// The routes of the port that Prometheus reads.

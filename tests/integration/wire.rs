@@ -17,9 +17,11 @@ use tokio_stream::wrappers::ReceiverStream;
 use tollgate::config::Listen;
 use tollgate::limiter::{Limiter, LimiterConfig};
 use tollgate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
+use tollgate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use tollgate::server::Server;
 use tollgate::shutdown::Stop;
 use tonic::Code;
+use tonic::transport::Channel;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
@@ -28,7 +30,9 @@ use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
 use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
 
-use crate::support::{T, TestServer, brief, http, parts, request, rules, server_config, wait_until};
+use crate::support::{
+    T, TestServer, brief, http, parts, request, rules, server_config, try_http, wait_until,
+};
 
 const RULES: &str = "
 domain: d
@@ -357,6 +361,27 @@ async fn json_is_answered_with_the_status_of_the_decision() {
     assert!(body["statuses"][0]["durationUntilReset"].is_string(), "{body}");
     assert_eq!(http(server.http, "GET", "/nothing", "").await.0, 404);
     assert_eq!(http(server.http, "HEAD", "/healthcheck", "").await.0, 200);
+}
+
+#[tokio::test]
+async fn who_asks_the_wrong_port_or_path_learns_of_it_and_harms_nobody() {
+    let server = TestServer::start(RULES).await;
+    let (status, hint) = http(server.http, "GET", "/", "").await;
+    assert_eq!((status, hint.lines().count()), (404, 1), "{hint}");
+    assert!(hint.contains("/json"), "{hint}");
+    assert_eq!(http(server.http, "GET", "/json", "").await.0, 400);
+    // HTTP/1.1 where gRPC is spoken, and the other way round.
+    assert_eq!(try_http(server.grpc, "GET", "/", "").await, None);
+    let endpoint = Channel::from_shared(format!("http://{}", server.http)).unwrap();
+    let mut client = RateLimitServiceClient::new(endpoint.connect_lazy());
+    client
+        .should_rate_limit(request("d", &["k=v"]))
+        .await
+        .unwrap_err();
+    let mut client = server.client().await;
+    let answer = client.should_rate_limit(request("d", &["k=v"])).await.unwrap();
+    assert_eq!(brief(answer.get_ref()), "OK: OK1");
+    assert_eq!(http(server.http, "GET", "/healthcheck", "").await.0, 200);
 }
 
 #[tokio::test]
