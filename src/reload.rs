@@ -42,9 +42,10 @@ impl InForce {
         let Loaded { mut matcher, .. } = loaded;
         let (has_domains, rules) = (matcher.domains().next().is_some(), matcher.rules());
         self.metrics.adopt(&mut matcher);
-        self.metrics.note_config_load(true, self.clock.now());
         self.limiter.set_matcher(matcher);
         self.health.set_rules(has_domains);
+        // Who sees the count grow sees what came of it.
+        self.metrics.note_config_load(true, self.clock.now());
         if rules == 0 {
             warn!("there are no limits in the rules: everything passes");
         } else {
