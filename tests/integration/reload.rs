@@ -5,12 +5,16 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use tempfile::TempDir;
+use tokio_stream::StreamExt as _;
 use tollgate::config::{RulesConfig, RulesSource, RuntimeDirectory};
 use tollgate::health::Health;
 use tollgate::limiter::{Limiter, LimiterConfig};
 use tollgate::metrics::SampleValue;
 use tollgate::reload::Reloader;
 use tollgate::server::{Parts, RulesFrom};
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
 
 use crate::support::{TestServer, brief, http, parts, request, server_config, wait_until};
 
@@ -213,15 +217,68 @@ async fn health_may_depend_on_rules_and_counts_survive_their_absence() {
     let file = directory.path().join("rules.yaml");
     fs::write(&file, rules_of(1)).unwrap();
     let server = serve(paths(directory.path()), true).await;
+    let mut health = HealthClient::new(server.channel().await);
+    let service = "ratelimit".into();
+    let mut watch = health
+        .watch(HealthCheckRequest { service })
+        .await
+        .unwrap()
+        .into_inner();
+    let mut told = async || watch.next().await.unwrap().unwrap().status();
+    assert_eq!(told().await, ServingStatus::Serving);
     assert_eq!(ask(&server, "k=1").await, "OK: OK0");
     fs::remove_file(&file).unwrap();
-    wait_for(&server, "config_load_success", 2).await;
+    assert_eq!(told().await, ServingStatus::NotServing);
     assert_eq!(ask(&server, "k=1").await, "OK: NONE");
     assert_eq!(http(server.http, "GET", "/healthcheck", "").await.0, 500);
     fs::write(&file, rules_of(1)).unwrap();
-    wait_for(&server, "config_load_success", 3).await;
+    assert_eq!(told().await, ServingStatus::Serving);
     assert_eq!(ask(&server, "k=1").await, "OVER: OVER");
     assert_eq!(http(server.http, "GET", "/healthcheck", "").await.0, 200);
+}
+
+#[tokio::test]
+async fn health_need_not_depend_on_rules() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("rules.yaml");
+    fs::write(&file, rules_of(1)).unwrap();
+    let server = serve(paths(directory.path()), false).await;
+    fs::remove_file(&file).unwrap();
+    wait_for(&server, "config_load_success", 2).await;
+    assert_eq!(ask(&server, "k=1").await, "OK: NONE");
+    assert_eq!(http(server.http, "GET", "/healthcheck", "").await.0, 200);
+}
+
+#[tokio::test]
+async fn what_is_in_force_is_shown_while_bad_rules_wait_to_be_mended() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("rules.yaml");
+    fs::write(&file, rules_of(10)).unwrap();
+    let server = serve(paths(&file), false).await;
+    let shown = async |page: &str| http(server.debug.unwrap(), "GET", page, "").await.1;
+    for _ in 0..7 {
+        ask(&server, "k=1").await;
+    }
+    // Fewer than were charged.
+    fs::write(&file, rules_of(5)).unwrap();
+    wait_for(&server, "config_load_success", 2).await;
+    assert_eq!(ask(&server, "k=1").await, "OVER: OVER");
+    let in_force = shown("/rlconfig").await;
+    assert!(
+        in_force.contains("d.k: unit=HOUR requests_per_unit=5,"),
+        "{in_force}"
+    );
+    fs::write(&file, "domain: [").unwrap();
+    wait_for(&server, "config_load_error", 1).await;
+    assert_eq!(shown("/rlconfig").await, in_force);
+    let stats = shown("/stats").await;
+    for line in [
+        "rate_limit.d.k.total_hits: 8\n",
+        "rate_limit.d.k.over_limit: 1\n",
+        "config_load_error: 1\n",
+    ] {
+        assert!(stats.contains(line), "{line} is not in {stats}");
+    }
 }
 
 #[tokio::test]
