@@ -386,6 +386,32 @@ async fn without_rules_it_serves_an_example_and_says_how_to_try_it() {
 }
 
 #[test]
+fn the_log_has_one_line_for_each_change_of_the_rules() {
+    let directory = tempfile::tempdir().unwrap();
+    let rules = file(&directory, "rules.yaml", GOOD);
+    let mut served = Served::start(&["--config", &directory.path().display().to_string()]);
+    served.line_with("loaded 3 rules");
+    file(&directory, "rules.yaml", "domain: shop\n  descriptors: [");
+    let fault = served.line_with("cannot load the rules, the last good ones stay in force: ");
+    assert!(fault.contains("rules.yaml:2:"), "{fault}");
+    file(&directory, "rules.yaml", YEARLY);
+    assert_eq!(served.lines_before("loaded 1 rules"), [""; 0]);
+    fs::remove_file(rules).unwrap();
+    assert_eq!(served.lines_before("there are no limits in the rules"), [""; 0]);
+}
+
+#[tokio::test]
+async fn metrics_may_go_to_prometheus_alone_or_nowhere() {
+    let prometheus = [("USE_PROMETHEUS", "true"), ("PROMETHEUS_ADDR", "127.0.0.1:0")];
+    let mut served = Served::start_with(&[], &prometheus);
+    let address = served.address_of("Prometheus");
+    assert_eq!(http(address, "GET", "/metrics", "").await.0, 200);
+    let mut served = Served::start_with(&[], &[("USE_PROMETHEUS", "false"), ("USE_STATSD", "false")]);
+    let address = served.address_of("HTTP");
+    assert_eq!(http(address, "GET", "/healthcheck", "").await.0, 200);
+}
+
+#[test]
 fn every_signal_to_stop_ends_it_in_order() {
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
         let mut served = Served::start(&["--shutdown-linger", "0"]);
@@ -444,9 +470,7 @@ fn errors_that_cannot_be_printed_change_no_exit_code() {
 async fn a_log_that_cannot_be_written_holds_up_nothing() {
     for is_gone in [true, false] {
         let mut served = Served::start(&["--shutdown-linger", "0", "--log-level", "debug"]);
-        let line = served.line_with("listening for HTTP on ");
-        let address = line.split("HTTP on ").nth(1).unwrap();
-        let address = address.split('"').next().unwrap().parse().unwrap();
+        let address = served.address_of("HTTP");
         served.line_with("loaded ");
         if is_gone {
             served.stop_reading();
@@ -483,9 +507,7 @@ fn with_snapshots(rules: &str, snapshot: &str) -> (Served, SocketAddr) {
         "--shutdown-linger",
         "0",
     ]);
-    let line = served.line_with("listening for HTTP on ");
-    let address = line.split("HTTP on ").nth(1).unwrap();
-    let address = address.split('"').next().unwrap().parse().unwrap();
+    let address = served.address_of("HTTP");
     (served, address)
 }
 

@@ -1,6 +1,7 @@
 //! The program as a process.
 
 use std::io::{BufRead as _, BufReader};
+use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
 
 use nix::sys::signal::{Signal, kill};
@@ -56,6 +57,27 @@ impl Served {
             .map(Result::unwrap)
             .find(|line| line.contains(part))
             .unwrap_or_else(|| panic!("it never printed {part}"))
+    }
+
+    /// Where it listens for this, once it does.
+    pub(crate) fn address_of(&mut self, what: &str) -> SocketAddr {
+        let listening = format!("listening for {what} on ");
+        let line = self.line_with(&listening);
+        let address = line.split(&listening).nth(1).unwrap();
+        address.split('"').next().unwrap().parse().unwrap()
+    }
+
+    /// The lines up to the next one that holds `part`, without that one.
+    pub(crate) fn lines_before(&mut self, part: &str) -> Vec<String> {
+        let mut before = Vec::new();
+        for line in self.lines.as_mut().expect("the log is still read") {
+            let line = line.unwrap();
+            if line.contains(part) {
+                return before;
+            }
+            before.push(line);
+        }
+        panic!("it never printed {part}, but {before:?}")
     }
 
     /// From now on what it prints goes nowhere.
