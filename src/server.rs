@@ -50,6 +50,10 @@ use crate::xds::XdsClient;
 /// How long the last snapshot may take to write.
 const SNAPSHOT_PATIENCE: Duration = Duration::from_secs(30);
 
+/// What certificates are for, and what says where they are.
+const GRPC_CERTIFICATES: &str = "gRPC (GRPC_SERVER_TLS_CERT, GRPC_SERVER_TLS_KEY, GRPC_CLIENT_TLS_CACERT)";
+const HTTP_CERTIFICATES: &str = "HTTP (TOLLGATE_HTTP_TLS_CERT, TOLLGATE_HTTP_TLS_KEY)";
+
 /// Why the server could not start, or stopped.
 #[derive(Debug, Error)]
 pub enum ServerError {
@@ -66,7 +70,7 @@ pub enum ServerError {
     /// Certificates cannot be used.
     #[error("cannot use the certificates for {purpose}")]
     Tls {
-        /// `gRPC` or `HTTP`.
+        /// `gRPC` or `HTTP`, and the variables that say where they are.
         purpose: &'static str,
         /// Why not.
         source: Box<TlsError>,
@@ -169,8 +173,8 @@ impl Server {
             None => None,
         };
         let ports = Ports {
-            grpc_tls: tls("gRPC", config.grpc.tls.as_ref(), &parts.clock)?,
-            http_tls: tls("HTTP", config.http_tls.as_ref(), &parts.clock)?,
+            grpc_tls: tls(GRPC_CERTIFICATES, config.grpc.tls.as_ref(), &parts.clock)?,
+            http_tls: tls(HTTP_CERTIFICATES, config.http_tls.as_ref(), &parts.clock)?,
             grpc: listen("gRPC", &config.grpc.listen).await?,
             http: listen("HTTP", &config.http).await?,
             debug: listen_if_possible(config.debug.as_ref()).await,

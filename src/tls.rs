@@ -1,5 +1,6 @@
 //! TLS for a port: certificates from files, read again when they change. A pair that cannot be used never replaces a good one.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -7,7 +8,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use arc_swap::ArcSwap;
 use rustls::client::danger::HandshakeSignatureValid;
 use rustls::crypto::CryptoProvider;
-use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::pem::{self, PemObject as _};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
@@ -46,11 +47,17 @@ pub enum TlsError {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
-        fault: rustls::pki_types::pem::Error,
+        fault: pem::Error,
     },
     /// A file of certificates has none.
     #[error("{}: no certificate in it", .0.display())]
     NoCertificate(PathBuf),
+    /// A file that is to hold a key has none.
+    #[error("{}: no private key in it", .0.display())]
+    NoKey(PathBuf),
+    /// The key is encrypted, and nobody is there to ask for its pass phrase.
+    #[error("{}: the key has a pass phrase; write it without one", .0.display())]
+    PassPhrase(PathBuf),
     /// The certificate's time is over.
     #[error("{}: the certificate expired at {expiry}", path.display())]
     Expired {
@@ -119,10 +126,7 @@ impl TlsConfig {
     fn load(&self, now: u64) -> Result<(ServerConfig, i64), TlsError> {
         let chain = certificates(&self.certificate)?;
         let expiry = self.expiry(&chain[0], now)?;
-        let key = PrivateKeyDer::from_pem_file(&self.key).map_err(|fault| TlsError::File {
-            path: self.key.clone(),
-            fault,
-        })?;
+        let key = private_key(&self.key)?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
@@ -190,6 +194,22 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
         return Err(TlsError::NoCertificate(path.to_owned()));
     }
     Ok(certificates)
+}
+
+fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
+    PrivateKeyDer::from_pem_file(path).map_err(|fault| {
+        let path = path.to_owned();
+        match fault {
+            _ if is_encrypted(&path) => TlsError::PassPhrase(path),
+            pem::Error::NoItemsFound => TlsError::NoKey(path),
+            fault => TlsError::File { path, fault },
+        }
+    })
+}
+
+/// Whether a key that cannot be read says that it is encrypted: PKCS #8 does so in its first line, older formats in a header.
+fn is_encrypted(path: &Path) -> bool {
+    fs::read_to_string(path).is_ok_and(|text| text.contains("ENCRYPTED"))
 }
 
 // === impl Tls ===

@@ -330,6 +330,21 @@ fn what_cannot_be_ignored_is_refused_and_the_rest_is_named_once() {
 }
 
 #[test]
+fn without_its_certificates_it_does_not_start() {
+    let mut command = tollgate(&["serve"]);
+    command
+        .env("GRPC_SERVER_USE_TLS", "true")
+        .env("GRPC_SERVER_TLS_CERT", "/nowhere/tls.crt")
+        .env("GRPC_SERVER_TLS_KEY", "/nowhere/tls.key");
+    let (code, _, err) = run(command);
+    assert_eq!(code, 1);
+    for part in ["GRPC_SERVER_TLS_CERT", "/nowhere/tls.crt: ", "No such file"] {
+        assert!(err.contains(part), "{part} is missing in: {err}");
+    }
+    assert!(!err.contains("listening"), "{err}");
+}
+
+#[test]
 fn the_path_of_the_reference_may_be_the_first_argument() {
     let (code, out, _) = run(tollgate(&["/bin/ratelimit", "--version"]));
     assert_eq!(code, 0);

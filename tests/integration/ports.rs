@@ -493,7 +493,33 @@ async fn certificates_that_cannot_be_used_at_the_start_are_named() {
         expired.contains("server.crt: the certificate expired at"),
         "{expired}"
     );
-    fs::remove_file(authority.path("server.crt")).unwrap();
+    authority.sign("server", "tollgate.mesh", 2099);
+    let [certificate, key] = ["server.crt", "server.key"].map(|file| authority.path(file));
+    let good_key = fs::read_to_string(&key).unwrap();
+    for (bad_key, said) in [
+        (
+            good_key.replace("PRIVATE KEY", "ENCRYPTED PRIVATE KEY"),
+            "the key has a pass phrase",
+        ),
+        (
+            good_key.replacen(
+                "-\n",
+                "-\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES-256-CBC,A8B9\n\n",
+                1,
+            ),
+            "the key has a pass phrase",
+        ),
+        (fs::read_to_string(&certificate).unwrap(), "no private key in it"),
+    ] {
+        fs::write(&key, bad_key).unwrap();
+        let bad = fault(&config).await;
+        assert!(bad.contains(&format!("server.key: {said}")), "{bad}");
+        assert!(bad.contains("GRPC_SERVER_TLS_KEY"), "{bad}");
+    }
+    fs::write(&certificate, good_key).unwrap();
+    let swapped = fault(&config).await;
+    assert!(swapped.contains("server.crt: no certificate in it"), "{swapped}");
+    fs::remove_file(&certificate).unwrap();
     let missing = fault(&config).await;
     assert!(missing.contains("server.crt: "), "{missing}");
 }
