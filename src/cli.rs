@@ -642,6 +642,8 @@ fn progress_bar(requests: &Path) -> ProgressBar {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -661,5 +663,24 @@ mod tests {
         test(&["tollgate", "--grpc-port", "0"], true);
         test(&["tollgate", "serve", "--grpc-port", "0"], true);
         test(&["tollgate", "check", "rules.yaml"], false);
+    }
+
+    #[test]
+    fn connections_live_for_a_day_and_with_an_age_of_0_for_ever() {
+        #[track_caller]
+        fn test(arguments: &[&str], expected: Option<Duration>) {
+            let arguments = [&["tollgate"], arguments].concat();
+            let (cli, _) =
+                parse(arguments.iter().map(OsString::from).collect()).expect("it is a valid command line");
+            let Command::Serve(serve) = cli.command else {
+                panic!("it serves");
+            };
+            let age = serve.server.to_config().unwrap().grpc.max_connection_age;
+            assert_eq!(age.map(|age| age.most), expected, "{arguments:?}");
+        }
+        test(&[], Some(Duration::from_secs(24 * 3_600)));
+        test(&["--grpc-max-connection-age", "2s"], Some(Duration::from_secs(2)));
+        test(&["--grpc-max-connection-age", "0"], None);
+        test(&["--grpc-max-connection-age", "0s"], None);
     }
 }
