@@ -3,6 +3,8 @@
 //! Two things come out: the Rust types of the wire, and a descriptor set in which `domain`, `key` and `value` are
 //! `string`, as the official protos have them. The wire types have `bytes` there, so that a request with bytes that are
 //! not UTF-8 can be decoded; reflection and JSON show the official schema.
+//!
+//! What anybody's tonic service of the official protos is made of is generated as well, for `benches/baseline.rs`.
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -35,8 +37,17 @@ fn main() -> Result<(), Box<dyn Error>> {
         .include_file("xds_protos.rs")
         .compile_fds(protox::compile(files, ["proto"])?)?;
 
-    let out = PathBuf::from(env::var("OUT_DIR")?).join("official_descriptors.bin");
-    fs::write(out, with_official_strings(descriptors).encode_to_vec())?;
+    let out = PathBuf::from(env::var("OUT_DIR")?);
+    let official = with_official_strings(descriptors);
+    fs::write(out.join("official_descriptors.bin"), official.encode_to_vec())?;
+
+    let stock = out.join("stock");
+    fs::create_dir_all(&stock)?;
+    tonic_prost_build::configure()
+        .build_client(false)
+        .out_dir(stock)
+        .include_file("protos.rs")
+        .compile_fds(official)?;
     Ok(())
 }
 

@@ -1,10 +1,10 @@
 //! What calls are made of, and connections to make them on.
 
-use tollgate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use tollgate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 use tollgate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use tollgate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use tonic::transport::{Channel, Endpoint};
+
+use crate::request::request;
 
 pub(crate) type Client = RateLimitServiceClient<Channel>;
 
@@ -16,18 +16,7 @@ pub(crate) async fn connect(port: u16) -> Client {
 
 /// A call with one descriptor of one entry for each value.
 pub(crate) fn call(key: &'static str, values: impl IntoIterator<Item = String>) -> RateLimitRequest {
-    let descriptors = values.into_iter().map(|value| RateLimitDescriptor {
-        entries: vec![Entry {
-            key: key.into(),
-            value: value.into(),
-        }],
-        ..RateLimitDescriptor::default()
-    });
-    RateLimitRequest {
-        domain: "bench".into(),
-        descriptors: descriptors.collect(),
-        hits_addend: 0,
-    }
+    request(values.into_iter().map(|value| vec![(key, value)]))
 }
 
 /// Whether the call was refused.

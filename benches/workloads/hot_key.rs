@@ -2,14 +2,13 @@
 //!
 //! What @fastify/rate-limit was measured with: 150 connections, each of which calls again as soon as it has its answer.
 
-use std::process::Command;
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
-use std::{env, fs};
 
-use prost::Message as _;
 use tokio::runtime::Runtime;
 
 use crate::client::{ask, call, connect, is_over_limit};
+use crate::h2load::h2load;
 use crate::server::Server;
 
 const LIMIT: f64 = 5_000.0;
@@ -26,7 +25,14 @@ descriptors:
 pub(crate) fn run(runtime: &Runtime) {
     println!("load            calls/s    calls      OK  refused  banned  events");
     let server = Server::start(RULES, &["--events", "ring,counter"]);
-    h2load(server.grpc);
+    let seconds = SECONDS.to_string();
+    h2load(
+        SocketAddr::from(([127, 0, 0, 1], server.grpc)),
+        CONNECTIONS,
+        1,
+        ["-D", &seconds],
+        &call("user", ["hot".to_owned()]),
+    );
     report("h2load", &server);
 
     let server = Server::start(RULES, &["--events", "ring,counter"]);
@@ -66,37 +72,6 @@ fn report(load: &str, server: &Server) {
         events,
         ["ban_started", "near_limit", "over_limit"],
         "each edge is told once"
-    );
-}
-
-fn h2load(port: u16) {
-    let message = call("user", ["hot".to_owned()]).encode_to_vec();
-    let length = u32::try_from(message.len()).expect("it is a short message");
-    let frame = [&[0], length.to_be_bytes().as_slice(), &message].concat();
-    let file = env::temp_dir().join(format!("tollgate-hot-key-{port}"));
-    fs::write(&file, frame).expect("the message can be written");
-    let output = Command::new("h2load")
-        .args([
-            "-c",
-            &CONNECTIONS.to_string(),
-            "-m",
-            "1",
-            "-D",
-            &SECONDS.to_string(),
-            "-d",
-        ])
-        .arg(&file)
-        .args(["-H", "content-type: application/grpc", "-H", "te: trailers"])
-        .arg(format!(
-            "http://127.0.0.1:{port}/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
-        ))
-        .output()
-        .expect("h2load is there (Debian: nghttp2-client)");
-    fs::remove_file(&file).expect("the message can be removed");
-    assert!(
-        output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
     );
 }
 

@@ -12,9 +12,16 @@
 #![allow(clippy::disallowed_methods)] // a bench reads the real clock
 
 mod client;
+#[path = "../common/h2load.rs"]
+mod h2load;
 mod hot_key;
 mod many_keys;
+#[path = "../common/random.rs"]
+mod random;
 mod random_users;
+#[path = "../common/request.rs"]
+mod request;
+#[path = "../common/server.rs"]
 mod server;
 
 use std::env;

@@ -11,6 +11,7 @@ use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::client::{Client, call, connect, is_refused};
+use crate::random::SplitMix64;
 use crate::server::Server;
 
 const CALLS: u64 = 30_000;
@@ -95,18 +96,5 @@ async fn passed(port: u16, key: &'static str, users: u64) -> Passed {
     Passed {
         calls: refused.into_iter().filter(|refused| !refused).count() as u64,
         latest,
-    }
-}
-
-/// The generator of Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014.
-struct SplitMix64(u64);
-
-impl SplitMix64 {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
     }
 }

@@ -1,8 +1,17 @@
-//! What a decision costs without the network, beside what the messages alone cost; and the client behind ten proxies.
+//! What a decision costs without the network: beside what the messages alone cost, with many rules and many keys, and with many
+//! threads; and the client behind ten proxies.
 //!
 //! ```sh
-//! cargo bench --bench decisions
+//! cargo bench --bench decisions            # all of it, with 10,000,000 keys among it
+//! cargo bench --bench decisions -- steps   # those whose names have this in them
 //! ```
+
+mod contention;
+#[path = "../common/random.rs"]
+mod random;
+#[path = "../common/request.rs"]
+mod request;
+mod scale;
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -10,6 +19,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use criterion::{Criterion, criterion_group, criterion_main};
+use mimalloc::MiMalloc;
 use prost::Message as _;
 use tollgate::client_address::{ClientAddress, Malformed, Trusted, preset};
 use tollgate::clock::Clock;
@@ -23,6 +33,10 @@ use tollgate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimit
 use tollgate::rls::Rls;
 use tollgate::server::observers;
 use tollgate::top::Top;
+
+/// The one of the server.
+#[global_allocator]
+static ALLOCATOR: MiMalloc = MiMalloc;
 
 const RULES: &str = "
 domain: shop
@@ -57,14 +71,18 @@ fn request(descriptors: &[&[(&'static str, &'static str)]]) -> RateLimitRequest 
     }
 }
 
-fn rls(events: Option<&Delivery>, top: Option<&Arc<Top>>) -> Rls {
+fn limiter(rules: &str, events: Option<&Delivery>, top: Option<&Arc<Top>>) -> Limiter {
     let limiter = Limiter::new(LimiterConfig::default()).observed_by(observers(events, top));
     let source = SourceFile {
         name: "bench.yaml".into(),
-        text: RULES.into(),
+        text: rules.into(),
     };
     limiter.set_matcher(file::load(&[source], false).expect("the rules are sound").matcher);
-    Rls::new(Arc::new(limiter), Arc::default())
+    limiter
+}
+
+fn rls(rules: &str, events: Option<&Delivery>, top: Option<&Arc<Top>>) -> Rls {
+    Rls::new(Arc::new(limiter(rules, events, top)), Arc::default())
 }
 
 /// From the bytes of the request to those of the answer.
@@ -77,33 +95,32 @@ fn decide(rls: &Rls, clock: &Clock, wire: &[u8]) -> Bytes {
 
 /// A decision, and beside it what its messages cost without one.
 fn decisions(criterion: &mut Criterion) {
-    let rls = rls(None, None);
+    let rls = rls(RULES, None, None);
+    let all_or_nothing = RULES.replacen("domain: shop", "domain: shop\ncharge: all_or_nothing", 1);
+    let all_or_nothing = crate::rls(&all_or_nothing, None, None);
     let clock = Clock::system();
-    let decide = |wire: &[u8]| decide(&rls, &clock, wire);
 
     let mut group = criterion.benchmark_group("decision");
-    for (name, request) in [
-        (
-            "one descriptor",
-            request(&[&[("remote_address", "198.51.100.7")]]),
-        ),
-        (
-            "three descriptors",
-            request(&[
-                &[("remote_address", "198.51.100.7")],
-                &[("path", "/login"), ("remote_address", "198.51.100.7")],
-                &[("path", "/other"), ("remote_address", "198.51.100.7")],
-            ]),
-        ),
-        ("token bucket", request(&[&[("bucket", "198.51.100.7")]])),
-        ("sliding window", request(&[&[("sliding", "198.51.100.7")]])),
-        ("banned", request(&[&[("banned", "198.51.100.7")]])),
-        ("no rule", request(&[&[("else", "198.51.100.7")]])),
+    let three = request(&[
+        &[("remote_address", "198.51.100.7")],
+        &[("path", "/login"), ("remote_address", "198.51.100.7")],
+        &[("path", "/other"), ("remote_address", "198.51.100.7")],
+    ]);
+    let one = |key: &'static str| request(&[&[(key, "198.51.100.7")]]);
+    for (name, rls, request) in [
+        ("one descriptor", &rls, one("remote_address")),
+        ("three descriptors", &rls, three.clone()),
+        ("three descriptors, all or nothing", &all_or_nothing, three),
+        ("token bucket", &rls, one("bucket")),
+        ("sliding window", &rls, one("sliding")),
+        ("banned", &rls, one("banned")),
+        ("no rule", &rls, one("else")),
     ] {
         let wire = request.encode_to_vec();
-        let answer = RateLimitResponse::decode(decide(&wire)).expect("it is a response");
+        let answer = decide(rls, &clock, &wire);
+        let answer = RateLimitResponse::decode(answer).expect("it is a response");
         group.bench_function(name, |bencher| {
-            bencher.iter(|| decide(black_box(&wire)));
+            bencher.iter(|| decide(rls, &clock, black_box(&wire)));
         });
         group.bench_function(format!("{name}, messages alone, by prost"), |bencher| {
             bencher.iter(|| {
@@ -128,9 +145,9 @@ fn observed(criterion: &mut Criterion) {
     let events = events(&[Sink::Counter, Sink::Ring]);
     let top = Top::new(20);
     for (name, rls) in [
-        ("by nobody", rls(None, None)),
-        ("by events", rls(events.as_ref(), None)),
-        ("by top", rls(None, top.as_ref())),
+        ("by nobody", rls(RULES, None, None)),
+        ("by events", rls(RULES, events.as_ref(), None)),
+        ("by top", rls(RULES, None, top.as_ref())),
     ] {
         for key in ["remote_address", "refused", "refused_bucket", "banned"] {
             let wire = request(&[&[(key, "198.51.100.7")]]).encode_to_vec();
@@ -167,6 +184,6 @@ fn client_address(criterion: &mut Criterion) {
 criterion_group! {
     name = benches;
     config = Criterion::default().warm_up_time(Duration::from_secs(1)).measurement_time(Duration::from_secs(3));
-    targets = decisions, observed, client_address
+    targets = decisions, observed, client_address, scale::steps, scale::rules, scale::keys, contention::contention
 }
 criterion_main!(benches);
