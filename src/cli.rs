@@ -553,7 +553,7 @@ fn domain_lines(domain: &Domain) -> Vec<String> {
 /// One rule as `--print` shows it.
 fn rule_line(domain: &str, rule: &Rule) -> String {
     let mut line = domain.to_owned();
-    for level in &rule.levels {
+    for level in rule.levels.iter() {
         let equals = if level.pattern.is_empty() { "" } else { "=" };
         line.push_str(&format!(" > {}{equals}{}", level.key, level.pattern));
     }

@@ -167,7 +167,7 @@ impl KeyMaker {
         hash_windows(limit, &mut hasher);
         hash_field(domain.as_bytes(), &mut hasher);
         for (i, entry) in entries.iter().enumerate() {
-            let shared = rule.and_then(|rule| rule.levels[i].shared_pattern());
+            let shared = rule.and_then(|rule| rule.levels.shared_pattern(i));
             hash_field(entry.key, &mut hasher);
             hash_field(shared.map_or(entry.value, str::as_bytes), &mut hasher);
         }

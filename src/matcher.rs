@@ -12,6 +12,7 @@ mod networks;
 mod wildcard;
 
 use hashbrown::HashMap;
+use smallvec::SmallVec;
 
 use self::networks::Networks;
 use self::wildcard::Wildcards;
@@ -79,6 +80,8 @@ pub struct Domain {
     charge: Option<Charge>,
     /// By the key of the entries that hold an address.
     client_addresses: HashMap<Box<[u8]>, ClientAddress>,
+    /// The keys of all levels.
+    keys: HashMap<Box<[u8]>, KeyId>,
     /// The tree; the root comes first, a parent before its children.
     nodes: Vec<Node>,
 }
@@ -100,17 +103,69 @@ impl NodeId {
     }
 }
 
+/// A key of a level. A request finds those of its entries once, wherever in the tree it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct KeyId(u32);
+
 #[derive(Debug, Default)]
 struct Node {
     rule: Option<Box<Rule>>,
-    children: HashMap<Box<[u8]>, Alternatives>,
+    children: Children,
+}
+
+/// What is below a node. Of thousands of rules most are met seldom, and what a decision costs is then what it has to fetch
+/// from memory: where rules differ by one value, all that is below that value is here at once.
+#[derive(Debug, Default)]
+enum Children {
+    #[default]
+    None,
+    /// One node, for any value of this key.
+    AnyValue(KeyId, NodeId),
+    Many(Box<HashMap<KeyId, Alternatives>>),
+}
+
+impl Children {
+    fn find(&self, key: KeyId, value: &[u8]) -> Option<NodeId> {
+        match self {
+            Children::None => None,
+            Children::AnyValue(there, node) => (*there == key).then_some(*node),
+            Children::Many(alternatives) => alternatives.get(&key)?.find(value),
+        }
+    }
+
+    /// Adds a node, or says which one is there already for the same key and value.
+    fn add(&mut self, key: KeyId, value: &LevelValue, node: NodeId) -> Result<(), NodeId> {
+        match (&mut *self, value) {
+            (Children::None, LevelValue::Any) => {
+                *self = Children::AnyValue(key, node);
+                Ok(())
+            }
+            (Children::Many(alternatives), _) => alternatives.entry(key).or_default().add(value, node),
+            (Children::None | Children::AnyValue(..), _) => {
+                let mut alternatives = HashMap::new();
+                if let Children::AnyValue(key, node) = *self {
+                    let without_value = Some(node);
+                    alternatives.insert(
+                        key,
+                        Alternatives {
+                            without_value,
+                            ..Alternatives::default()
+                        },
+                    );
+                }
+                let added = alternatives.entry(key).or_default().add(value, node);
+                *self = Children::Many(Box::new(alternatives));
+                added
+            }
+        }
+    }
 }
 
 /// The nodes below one node for one key.
 #[derive(Debug, Default)]
 struct Alternatives {
     /// By exact value. Patterns are here as well: a value that is written like a pattern takes that pattern's node.
-    values: HashMap<Box<[u8]>, NodeId>,
+    values: HashMap<SmallVec<[u8; 24]>, NodeId>,
     networks: Networks,
     wildcards: Wildcards,
     without_value: Option<NodeId>,
@@ -125,6 +180,27 @@ impl Alternatives {
             .or_else(|| self.wildcards.find(value))
             .or(self.without_value)
     }
+
+    /// Adds a node, or says which one is there already for the same value.
+    fn add(&mut self, value: &LevelValue, node: NodeId) -> Result<(), NodeId> {
+        match value {
+            LevelValue::Any => match self.without_value {
+                Some(there) => return Err(there),
+                None => self.without_value = Some(node),
+            },
+            LevelValue::Exact(text) | LevelValue::Wildcard(text) => {
+                if let Some(there) = self.values.get(text.as_bytes()) {
+                    return Err(*there);
+                }
+                self.values.insert(text.as_bytes().into(), node);
+                if let LevelValue::Wildcard(pattern) = value {
+                    self.wildcards.push(pattern, node);
+                }
+            }
+            LevelValue::Networks(networks) => self.networks.add(networks, node)?,
+        }
+        Ok(())
+    }
 }
 
 impl Domain {
@@ -133,6 +209,7 @@ impl Domain {
             name: name.into(),
             charge: None,
             client_addresses: HashMap::new(),
+            keys: HashMap::new(),
             nodes: vec![Node::default()],
         }
     }
@@ -178,7 +255,8 @@ impl Domain {
     pub fn find(&self, entries: &[Entry<'_>]) -> Option<&Rule> {
         let mut node = &self.nodes[NodeId::ROOT.index()];
         for entry in entries {
-            let id = node.children.get(entry.key)?.find(entry.value)?;
+            let key = self.keys.get(entry.key)?;
+            let id = node.children.find(*key, entry.value)?;
             node = &self.nodes[id.index()];
         }
         node.rule.as_deref()
@@ -192,26 +270,9 @@ impl Domain {
     /// Adds a node below `parent`, or says which one is there already for the same key and value.
     pub(crate) fn add(&mut self, parent: NodeId, level: &Level) -> Result<NodeId, NodeId> {
         let node = NodeId::new(self.nodes.len());
-        let alternatives = self.nodes[parent.index()]
-            .children
-            .entry_ref(level.key.as_bytes())
-            .or_default();
-        match &level.value {
-            LevelValue::Any => match alternatives.without_value {
-                Some(there) => return Err(there),
-                None => alternatives.without_value = Some(node),
-            },
-            LevelValue::Exact(value) | LevelValue::Wildcard(value) => {
-                if let Some(there) = alternatives.values.get(value.as_bytes()) {
-                    return Err(*there);
-                }
-                alternatives.values.insert(value.as_bytes().into(), node);
-                if let LevelValue::Wildcard(pattern) = &level.value {
-                    alternatives.wildcards.push(pattern, node);
-                }
-            }
-            LevelValue::Networks(networks) => alternatives.networks.add(networks, node)?,
-        }
+        let next = KeyId(u32::try_from(self.keys.len()).expect("there are fewer than 2^32 keys"));
+        let key = *self.keys.entry_ref(level.key.as_bytes()).or_insert(next);
+        self.nodes[parent.index()].children.add(key, &level.value, node)?;
         self.nodes.push(Node::default());
         Ok(node)
     }

@@ -3,9 +3,11 @@
 mod metric_key;
 
 use std::fmt;
+use std::ops::Deref;
 use std::sync::Arc;
 
 use ipnet::IpNet;
+use smallvec::SmallVec;
 
 pub(crate) use self::metric_key::of_override as override_metric_key;
 pub use self::metric_key::{MetricKey, sanitize as sanitize_metric_key};
@@ -31,7 +33,7 @@ pub struct Rule {
     /// Returned for requests that pass.
     pub metadata: Option<Metadata>,
     /// The way from the root of the tree to this rule, one level per entry of a descriptor.
-    pub levels: Box<[Level]>,
+    pub levels: Levels,
     /// Domain and levels, joined by dots: `shop.path_/x.verb_get`.
     pub path: Box<str>,
     /// What was counted of it under that key. Rules that are loaded again go on with it.
@@ -63,7 +65,7 @@ pub enum Limit {
     /// Everything.
     Unlimited,
     /// So much per window, by each of these, of which there is at least one.
-    All(Box<[RateLimit]>),
+    All(SmallVec<[RateLimit; 1]>),
 }
 
 /// `unlimited`, or the limits with `and` between them.
@@ -78,6 +80,49 @@ impl fmt::Display for Limit {
                 Ok(())
             }
         }
+    }
+}
+
+/// The levels to a rule. What a decision has to know of them all it knows without looking at each.
+#[derive(Debug)]
+pub struct Levels {
+    levels: Box<[Level]>,
+    any_shared: bool,
+    any_value_in_metric: bool,
+}
+
+impl From<&[Level]> for Levels {
+    fn from(levels: &[Level]) -> Self {
+        Levels {
+            levels: levels.into(),
+            any_shared: levels.iter().any(|level| level.share_threshold),
+            any_value_in_metric: levels.iter().any(|level| level.value_to_metric),
+        }
+    }
+}
+
+impl Deref for Levels {
+    type Target = [Level];
+
+    fn deref(&self) -> &[Level] {
+        &self.levels
+    }
+}
+
+impl Levels {
+    /// The pattern that stands for the request's value at a level in the counter, if all its values share one.
+    pub(crate) fn shared_pattern(&self, level: usize) -> Option<&str> {
+        self.any_shared.then(|| self.levels[level].shared_pattern())?
+    }
+
+    /// Whether any values of a level share a counter.
+    pub(crate) fn any_shared(&self) -> bool {
+        self.any_shared
+    }
+
+    /// Whether the request's value at any level becomes part of the key of the statistics.
+    pub(crate) fn any_value_in_metric(&self) -> bool {
+        self.any_value_in_metric
     }
 }
 
@@ -117,7 +162,7 @@ impl Level {
     }
 
     /// The pattern that stands for the request's value in the counter, if all its values share one.
-    pub(crate) fn shared_pattern(&self) -> Option<&str> {
+    fn shared_pattern(&self) -> Option<&str> {
         self.share_threshold.then_some(&*self.pattern)
     }
 }

@@ -19,6 +19,9 @@ use crate::request::request;
 /// Of the first entries of the descriptors of a request: each descriptor has rules of its own.
 const KEYS: [&str; 3] = ["path", "route", "cluster"];
 
+/// How many counters there are, unless that is what is varied.
+const KEYS_IN_ALL: u32 = 100_000;
+
 /// What the digits of rules and clients stand for in a request until they are known.
 const RULE: &str = "RRRRRRRR";
 const CLIENT: &str = "CCCCCCCC";
@@ -97,7 +100,7 @@ fn digits(mut number: u32) -> [u8; RULE.len()] {
     digits
 }
 
-/// What decides, with so many rules, and a counter for each client that may call.
+/// What decides, with so many rules, and a counter for each descriptor of each client that may call.
 struct Bench {
     rls: Rls,
     limiter: Arc<Limiter>,
@@ -175,11 +178,12 @@ fn time<'b>(
 
 /// By the number of rules.
 pub(crate) fn rules(criterion: &mut Criterion) {
-    let clients = Draw::Uniform.clients(100_000);
     let mut group = criterion.benchmark_group("rules");
     for rules in [10, 10_000, 100_000] {
         for descriptors in [1, 3] {
-            let mut bench = Bench::new(rules, 100_000, descriptors);
+            let clients = KEYS_IN_ALL / descriptors as u32;
+            let mut bench = Bench::new(rules, clients, descriptors);
+            let clients = Draw::Uniform.clients(clients);
             group.bench_function(
                 format!("{rules} rules, {descriptors} descriptors"),
                 time(&mut bench, &clients, Bench::answer),
@@ -191,10 +195,11 @@ pub(crate) fn rules(criterion: &mut Criterion) {
 
 /// What the time goes into, with 10,000 rules and 100,000 keys. Each step has those before it in it.
 pub(crate) fn steps(criterion: &mut Criterion) {
-    let clients = Draw::Uniform.clients(100_000);
     let mut group = criterion.benchmark_group("steps");
     for descriptors in [1, 3] {
-        let mut bench = Bench::new(10_000, 100_000, descriptors);
+        let clients = KEYS_IN_ALL / descriptors as u32;
+        let mut bench = Bench::new(10_000, clients, descriptors);
+        let clients = Draw::Uniform.clients(clients);
         let mut step = |name: &str, step: fn(&mut Bench, u32)| {
             group.bench_function(
                 format!("{name}, {descriptors} descriptors"),

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 use siphasher::sip::SipHasher13;
+use smallvec::smallvec;
 
 use super::address;
 use super::diagnostic::{Diagnostics, Place, nearest};
@@ -547,7 +548,7 @@ impl FileLoader<'_> {
             quota_mode,
             detailed_metric,
             metadata,
-            levels: branch.levels.clone().into(),
+            levels: branch.levels.as_slice().into(),
             path: Rule::path(&self.domain, &branch.levels),
             totals: Arc::default(),
         })
@@ -564,7 +565,7 @@ impl FileLoader<'_> {
             let nodes = self.reading.joined_values(fields, "rate_limit");
             let written = self.written_limit(&nodes, &branch.path, charge)?;
             let limit = match written.limit {
-                Some(limit) => Limit::All(Box::new([limit])),
+                Some(limit) => Limit::All(smallvec![limit]),
                 None => Limit::Unlimited,
             };
             return Some((limit, written.replaces.into()));

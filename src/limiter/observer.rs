@@ -56,7 +56,7 @@ impl Observation<'_> {
             .enumerate()
             .take(MOST_ENTRIES)
             .map(|(i, entry)| {
-                let shared = self.rule.and_then(|rule| rule.levels[i].shared_pattern());
+                let shared = self.rule.and_then(|rule| rule.levels.shared_pattern(i));
                 EntryText {
                     key: text(entry.key),
                     value: shared.map_or_else(|| text(entry.value), str::to_owned),

@@ -10,7 +10,7 @@ impl Rule {
         if !self.metric_key_depends_on_request() {
             return MetricKey::of_levels(domain, &self.levels);
         }
-        let any_shared = self.levels.iter().any(|level| level.shared_pattern().is_some());
+        let any_shared = self.levels.any_shared();
         let mut key = MetricKey::new(domain);
         for (level, entry) in self.levels.iter().zip(entries) {
             key.push(
@@ -23,7 +23,7 @@ impl Rule {
 
     /// Whether that key is another than that of the rule itself for some descriptors.
     pub(crate) fn metric_key_depends_on_request(&self) -> bool {
-        self.detailed_metric || self.levels.iter().any(|level| level.value_to_metric)
+        self.detailed_metric || self.levels.any_value_in_metric()
     }
 
     /// The value that stands in the key beside the level's key, if one does.
