@@ -259,6 +259,12 @@ impl FileRule {
                 let name = self.name.filter(|name| !name.is_empty());
                 let name =
                     name.ok_or("name is missing: say what the metric becomes, or write action: drop")?;
+                check_name(&name, &pattern)?;
+                if let Some(label) = self.labels.keys().find(|label| is_reserved(label)) {
+                    return Err(format!(
+                        "labels: {label:?} is a name that Prometheus keeps for itself: write another"
+                    ));
+                }
                 if let Some(label) = self.labels.keys().find(|label| !is_label(label)) {
                     return Err(format!(
                         "labels: {label:?} is no name for a label: write letters, digits and _"
@@ -306,6 +312,52 @@ fn glob(pattern: &str) -> Result<String, String> {
         }
     }
     Ok(format!("^{}$", parts.join(r"\.")))
+}
+
+/// A name must come out of it for whatever fits the pattern, and not one under which something else is shown.
+fn check_name(name: &str, pattern: &Regex) -> Result<(), String> {
+    for reference in references(name) {
+        let number = reference.parse::<usize>();
+        let is_there = match number {
+            Ok(number) => number < pattern.captures_len(),
+            Err(_) => pattern.capture_names().flatten().any(|there| there == reference),
+        };
+        if !is_there {
+            let advice = match reference.split_once(|other: char| !other.is_ascii_digit()) {
+                Some((number, _)) if !number.is_empty() => {
+                    format!("; write ${{{number}}}{}", &reference[number.len()..])
+                }
+                _ => String::new(),
+            };
+            return Err(format!("name: match has no capture {reference:?}{advice}"));
+        }
+    }
+    if super::prometheus::is_taken(name) {
+        return Err(
+            "name: what begins with process_ or tollgate_ is shown already: write another".to_owned(),
+        );
+    }
+    Ok(())
+}
+
+/// The captures that a template names: `$1`, `${1}`.
+fn references(template: &str) -> impl Iterator<Item = &str> {
+    let is_name = |other: char| other.is_ascii_alphanumeric() || other == '_';
+    let mut after_dollars = template.split('$');
+    // What stands before the first.
+    after_dollars.next();
+    after_dollars.filter_map(move |rest| match rest.strip_prefix('{') {
+        Some(braced) => braced.split_once('}').map(|(reference, _)| reference),
+        None => {
+            let end = rest.find(|other| !is_name(other)).unwrap_or(rest.len());
+            (end > 0).then(|| &rest[..end])
+        }
+    })
+}
+
+/// Whether Prometheus, or the way in which it reads histograms, gives a label of this name a meaning.
+pub(super) fn is_reserved(label: &str) -> bool {
+    label.starts_with("__") || ["le", "quantile"].contains(&label)
 }
 
 fn is_label(name: &str) -> bool {
@@ -414,6 +466,30 @@ mappings:
             "\"a-b\" is no name for a label",
         );
         test("mappings: [{match: a, nam: b}]", "nam");
+        test(
+            "mappings: [{match: a.*, name: $1_total}]",
+            "name: match has no capture \"1_total\"; write ${1}_total",
+        );
+        test(
+            "mappings: [{match: a.*, name: 'a_${2}'}]",
+            "match has no capture \"2\"",
+        );
+        test(
+            "mappings: [{match: '(?P<n>.)', match_type: regex, name: $m}]",
+            "match has no capture \"m\"",
+        );
+        test(
+            "mappings: [{match: a.*, name: process_open_fds}]",
+            "is shown already",
+        );
+        test(
+            "mappings: [{match: a, name: b, labels: {le: c}}]",
+            "\"le\" is a name that Prometheus keeps for itself",
+        );
+        test(
+            "mappings: [{match: a, name: b, labels: {__name__: c}}]",
+            "keeps for itself",
+        );
         test("mapping: []", "line 1");
     }
 }

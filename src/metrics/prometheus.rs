@@ -13,7 +13,7 @@ use std::time::Duration;
 use ::prometheus::proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType};
 use ::prometheus::{Encoder as _, TextEncoder};
 
-use super::mapping::{BUCKETS, Mapped, Mapping};
+use super::mapping::{BUCKETS, Mapped, Mapping, is_reserved};
 use super::{Metrics, Observed, Sample, SampleValue};
 use crate::build;
 use crate::events::Events;
@@ -101,6 +101,7 @@ impl Families {
             .mapping
             .as_ref()
             .and_then(|mapping| mapping.find(&name, &value));
+        let is_mapped = mapped.is_some();
         let (shown, labels, scale, buckets, help) = match mapped {
             Some(Mapped::Dropped) => return,
             Some(Mapped::To {
@@ -125,6 +126,9 @@ impl Families {
                 (shown, labels, scale, BUCKETS.to_vec(), None)
             }
         };
+        if shown.is_empty() || is_mapped && is_taken(&shown) {
+            return;
+        }
         match value {
             SampleValue::Counter(value) => self.put(shown.clone(), labels, Value::Counter(value)),
             SampleValue::Gauge(value) => self.put(shown.clone(), labels, Value::Gauge(value)),
@@ -198,10 +202,15 @@ impl Families {
     }
 
     fn encode(self, extra_labels: &[(String, String)]) -> String {
-        let extra: Vec<LabelPair> = extra_labels
+        let mut extra: Vec<LabelPair> = extra_labels
             .iter()
-            .map(|(name, value)| pair((plain(name).into(), value.clone())))
+            .map(|(name, value)| (plain(name), value))
+            .filter(|(name, _)| !is_reserved(name))
+            .map(|(name, value)| pair((name.into(), value.clone())))
             .collect();
+        // Different tags may have become labels of one name.
+        extra.sort_by(|a, b| a.name().cmp(b.name()));
+        extra.dedup_by(|later, first| later.name() == first.name());
         let mut families: Vec<MetricFamily> = self
             .0
             .into_iter()
@@ -212,7 +221,11 @@ impl Families {
             .iter_mut()
             .flat_map(|family| family.mut_metric().iter_mut())
         {
-            let labels = [metric.take_label(), extra.clone()].concat();
+            let mut labels = metric.take_label();
+            // A metric's own labels tell its values apart.
+            let is_own = |extra: &LabelPair| labels.iter().any(|own| own.name() == extra.name());
+            let others: Vec<_> = extra.iter().filter(|extra| !is_own(extra)).cloned().collect();
+            labels.extend(others);
             metric.set_label(labels);
         }
         let mut page = Vec::new();
@@ -345,6 +358,11 @@ fn named(internal: &str, of_rule: Option<&[String]>) -> (String, Labels) {
         );
     }
     (plain(internal), Vec::new())
+}
+
+/// Whether metrics have names like this whatever a mapping file says.
+pub(super) fn is_taken(name: &str) -> bool {
+    name.starts_with("process_") || name.starts_with("tollgate_")
 }
 
 /// A name with `_` for every byte that it cannot hold.

@@ -443,6 +443,53 @@ async fn totals_by_many_clients_are_exact() {
 }
 
 #[tokio::test]
+async fn a_mapping_file_cannot_break_the_page() {
+    // What Prometheus reads must have a name, and no name twice.
+    for name in ["$1", "${1}process_open_fds", "${1}tollgate_build_info"] {
+        let mapping = format!("mappings: [{{match: '^(x?)', match_type: regex, name: '{name}'}}]");
+        let server = named(Names {
+            mapping: Some(Mapping::parse(&mapping).unwrap()),
+            milliseconds: false,
+        })
+        .await;
+        ask(&server, [request("shop", &["user=a"])]).await;
+        assert_eq!(lines(&server, "# TYPE tollgate_build_info").await.len(), 1);
+        assert_eq!(lines(&server, "# TYPE process_open_fds").await.len(), 1);
+        assert_eq!(lines(&server, "ratelimit").await, [""; 0]);
+    }
+}
+
+#[tokio::test]
+async fn extra_tags_make_no_label_twice_and_none_that_prometheus_keeps_for_itself() {
+    let mut config = server_config();
+    let tags = [
+        ("version", "mine"),
+        ("a-b", "1"),
+        ("a-c", "2"),
+        ("a.b", "3"),
+        ("le", "4"),
+        ("__name__", "5"),
+    ];
+    config.extra_tags = tags
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .to_vec();
+    let server = start_with(
+        config,
+        Limiter::new(LimiterConfig::default()),
+        Arc::new(Metrics::default()),
+    )
+    .await;
+    assert_eq!(
+        lines(&server, "ratelimit_service_config_load_error").await,
+        ["ratelimit_service_config_load_error{a_b=\"1\",a_c=\"2\",version=\"mine\"} 0"]
+    );
+    let build = lines(&server, "tollgate_build_info").await;
+    assert_eq!(build.len(), 1);
+    assert_eq!(build[0].matches("version=").count(), 1, "{build:?}");
+    assert!(!build[0].contains("mine"), "{build:?}");
+}
+
+#[tokio::test]
 async fn extra_tags_are_labels_of_everything() {
     let mut config = server_config();
     config.extra_tags = vec![("a-z".into(), "eu.1".into())];
