@@ -25,7 +25,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get};
 use bytes::BytesMut;
@@ -46,6 +46,9 @@ const LARGEST_BODY: usize = 256 * 1024;
 
 /// How long a body may take to arrive.
 const BODY_PATIENCE: Duration = Duration::from_secs(30);
+
+/// Why there is no decision.
+const REASON: HeaderName = HeaderName::from_static("x-tollgate-reason");
 
 /// For who asks for a path that there is not.
 const HINT: &str = "there are /healthcheck, /livez, /readyz, /json, /metrics, /events and /top here; gRPC has a port of its own\n";
@@ -100,7 +103,12 @@ async fn decide(State((rls, clock)): State<(Rls, Arc<Clock>)>, body: Body) -> Re
         Ok(response) => response,
         Err(error) => {
             debug!(%error, "bad request on /json: {error}");
-            (StatusCode::BAD_REQUEST, "Bad Request\n").into_response()
+            let mut answer = (StatusCode::BAD_REQUEST, "Bad Request\n").into_response();
+            // The body is that of envoyproxy/ratelimit. A reason with line breaks in it, which quotes the request, stays away.
+            if let Ok(reason) = HeaderValue::try_from(error.to_string()) {
+                answer.headers_mut().insert(REASON, reason);
+            }
+            answer
         }
     }
 }

@@ -185,6 +185,17 @@ pub(crate) async fn try_http(
     path: &str,
     body: &str,
 ) -> Option<(u16, String)> {
+    let (head, body) = try_http_with_head(address, method, path, body).await?;
+    Some((head.split(' ').nth(1)?.parse().ok()?, body))
+}
+
+/// The same with all that comes before the body.
+pub(crate) async fn try_http_with_head(
+    address: SocketAddr,
+    method: &str,
+    path: &str,
+    body: &str,
+) -> Option<(String, String)> {
     let mut connection = TcpStream::connect(address).await.ok()?;
     let length = body.len();
     let request = format!(
@@ -193,9 +204,8 @@ pub(crate) async fn try_http(
     connection.write_all(request.as_bytes()).await.ok()?;
     let mut reply = String::new();
     connection.read_to_string(&mut reply).await.ok()?;
-    let status = reply.split(' ').nth(1)?.parse().ok()?;
-    let (_, body) = reply.split_once("\r\n\r\n")?;
-    Some((status, body.to_owned()))
+    let (head, body) = reply.split_once("\r\n\r\n")?;
+    Some((head.to_owned(), body.to_owned()))
 }
 
 /// A free port of the loopback address.

@@ -31,7 +31,8 @@ use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
 
 use crate::support::{
-    T, TestServer, brief, http, parts, request, rules, server_config, try_http, wait_until,
+    T, TestServer, brief, http, parts, request, rules, server_config, try_http, try_http_with_head,
+    wait_until,
 };
 
 const RULES: &str = "
@@ -347,6 +348,16 @@ async fn json_is_answered_with_the_status_of_the_decision() {
             (400, "Bad Request\n".into()),
             "{bad}"
         );
+    }
+    for (bad, reason) in [
+        (r#"{"domian": "d"}"#, "unrecognized field name 'domian'"),
+        (r#"{"domain": "d"}"#, "descriptor"),
+    ] {
+        let (head, _) = try_http_with_head(server.http, "POST", "/json", bad)
+            .await
+            .unwrap();
+        let said = head.split("x-tollgate-reason: ").nth(1).unwrap();
+        assert!(said.lines().next().unwrap().contains(reason), "{head}");
     }
     let too_large = " ".repeat(256 * 1024 + 1);
     assert_eq!(http(server.http, "POST", "/json", &too_large).await.0, 400);
