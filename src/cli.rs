@@ -144,7 +144,7 @@ pub fn main() -> ExitCode {
     };
     let done = match cli.command {
         Command::Serve(serve) => serve.run(),
-        Command::Env(_) => print_settings(&matches),
+        Command::Env(serve) => print_settings(&matches).and_then(|code| serve.check().map(|()| code)),
         Command::Check(check) => check.run(),
         Command::Replay(replay) => replay.run(),
     };
@@ -200,11 +200,32 @@ fn parse(mut arguments: Vec<OsString>) -> Result<(Cli, ArgMatches), clap::Error>
     if !asks_for_help {
         refuse_unknown_variables(&mut command)?;
     }
+    command = command.mut_subcommands(|command| command.mut_args(without_empty_variable));
     let matches = command
         .try_get_matches_from_mut(arguments)
         .map_err(|error| name_variable(error, &command))?;
     let cli = Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))?;
     Ok((cli, matches))
+}
+
+/// A variable that is empty is as good as unset where empty means nothing: manifests pass on what they were not given. Those
+/// of envoyproxy/ratelimit for which it means something keep it.
+fn without_empty_variable(argument: clap::Arg) -> clap::Arg {
+    const EMPTY_IS_UNSET: [&str; 3] = [
+        "RUNTIME_ROOT",
+        "RUNTIME_SUBDIRECTORY",
+        "TRACING_EXPORTER_PROTOCOL",
+    ];
+    let is_unset = argument.get_env().is_some_and(|variable| {
+        let name = variable.to_string_lossy();
+        let may_be = name.starts_with("TOLLGATE_") || EMPTY_IS_UNSET.contains(&&*name);
+        may_be && env::var_os(variable).is_some_and(|value| value.is_empty())
+    });
+    if is_unset {
+        argument.env(None::<&str>)
+    } else {
+        argument
+    }
 }
 
 /// `matches` are of a command line that names a command.
@@ -328,6 +349,14 @@ impl Serve {
             Some(xds) => self.run_with_xds(config, xds),
             None => self.run_with_files(config),
         }
+    }
+
+    /// Whether the settings fit together.
+    fn check(&self) -> anyhow::Result<()> {
+        self.server.to_config().map_err(anyhow::Error::msg)?;
+        let xds = self.xds.to_config(self.rules.merge_domains());
+        xds.map_err(anyhow::Error::msg)?;
+        Ok(())
     }
 
     fn run_with_files(self, config: ServerConfig) -> anyhow::Result<ExitCode> {

@@ -3,7 +3,8 @@
 //! Where they go is said by the standard variables, `OTEL_EXPORTER_OTLP_ENDPOINT` and so on. They are handed to a thread that
 //! sends them in batches; when that cannot keep up they are lost, and calls do not wait.
 
-use std::time::SystemTime;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime};
 
 use http::HeaderMap;
 use opentelemetry::propagation::{Extractor, TextMapPropagator as _};
@@ -12,10 +13,11 @@ use opentelemetry::trace::{
     TraceId, TraceState, Tracer as _, TracerProvider as _,
 };
 use opentelemetry::{Context, KeyValue};
-use opentelemetry_otlp::{ExporterBuildError, SpanExporter};
+use opentelemetry_otlp::{ExporterBuildError, SpanExporter, WithExportConfig as _};
 use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::error::OTelSdkResult;
 use opentelemetry_sdk::propagation::TraceContextPropagator;
-use opentelemetry_sdk::trace::{Sampler, SdkTracer, SdkTracerProvider};
+use opentelemetry_sdk::trace::{self, Sampler, SdkTracer, SdkTracerProvider, SpanData};
 use thiserror::Error;
 use tonic::Code;
 use tracing::warn;
@@ -76,7 +78,11 @@ impl Spans {
             Protocol::Http => {
                 // What has none of its own to name takes it from here.
                 let _ = rustls::crypto::ring::default_provider().install_default();
-                SpanExporter::builder().with_http().build()?
+                let builder = SpanExporter::builder().with_http();
+                // Whichever `OTEL_EXPORTER_OTLP_PROTOCOL` names for other programs.
+                builder
+                    .with_protocol(opentelemetry_otlp::Protocol::HttpBinary)
+                    .build()?
             }
             Protocol::Grpc => SpanExporter::builder().with_tonic().build()?,
         };
@@ -89,7 +95,10 @@ impl Spans {
             .build();
         let sampler = Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(config.sampling_rate)));
         let provider = SdkTracerProvider::builder()
-            .with_batch_exporter(exporter)
+            .with_batch_exporter(Telling {
+                exporter,
+                is_failing: AtomicBool::new(false),
+            })
             .with_sampler(sampler)
             .with_resource(resource)
             .build();
@@ -153,6 +162,40 @@ impl Spans {
         if let Err(error) = self.provider.shutdown() {
             warn!(%error, "the last spans could not be sent: {error}");
         }
+    }
+}
+
+/// Sends spans, and tells when that does not work any more, and when it does again.
+#[derive(Debug)]
+struct Telling {
+    exporter: SpanExporter,
+    is_failing: AtomicBool,
+}
+
+impl trace::SpanExporter for Telling {
+    async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
+        let sent = self.exporter.export(batch).await;
+        let was_failing = self.is_failing.swap(sent.is_err(), Ordering::Relaxed);
+        match &sent {
+            Err(error) if !was_failing => {
+                warn!(%error, "spans cannot be sent, and are lost until they can: {error}");
+            }
+            Ok(()) if was_failing => warn!("spans are sent again"),
+            _ => {}
+        }
+        sent
+    }
+
+    fn shutdown_with_timeout(&self, timeout: Duration) -> OTelSdkResult {
+        self.exporter.shutdown_with_timeout(timeout)
+    }
+
+    fn force_flush(&self) -> OTelSdkResult {
+        self.exporter.force_flush()
+    }
+
+    fn set_resource(&mut self, resource: &Resource) {
+        self.exporter.set_resource(resource);
     }
 }
 

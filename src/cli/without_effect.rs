@@ -3,7 +3,7 @@
 use std::env;
 
 /// The variables, by the reason for which they have no effect. README gives the reasons.
-const WITHOUT_EFFECT: [(&str, &[&str]); 4] = [
+const WITHOUT_EFFECT: [(&str, &[&str]); 6] = [
     (
         "counts are in the memory of the process",
         &[
@@ -63,6 +63,22 @@ const WITHOUT_EFFECT: [(&str, &[&str]); 4] = [
             "MEMCACHE_TLS_CLIENT_KEY",
             "MEMCACHE_TLS_CACERT",
             "MEMCACHE_TLS_SKIP_HOSTNAME_VERIFICATION",
+        ],
+    ),
+    (
+        "the authorities of collectors are those of the system, or those in SSL_CERT_FILE",
+        &[
+            "OTEL_EXPORTER_OTLP_CERTIFICATE",
+            "OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE",
+            "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE",
+            "OTEL_EXPORTER_OTLP_CLIENT_KEY",
+        ],
+    ),
+    (
+        "TRACING_EXPORTER_PROTOCOL says it",
+        &[
+            "OTEL_EXPORTER_OTLP_PROTOCOL",
+            "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL",
         ],
     ),
     (

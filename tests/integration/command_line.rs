@@ -625,6 +625,8 @@ fn env_prints_what_each_setting_comes_to_and_where_that_was_said() {
     let mut command = tollgate(&["env", "--port", "18080"]);
     command
         .env("GRPC_PORT", "0x10")
+        .env("RUNTIME_SUBDIRECTORY", "")
+        .env("TOLLGATE_SNAPSHOT", "")
         .env("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", "token:secret");
     let (code, out, _) = run(command);
     assert_eq!(code, 0);
@@ -633,6 +635,8 @@ fn env_prints_what_each_setting_comes_to_and_where_that_was_said() {
         "GRPC_PORT=0x10\t# environment",
         "LOG_LEVEL=warn\t# default",
         "GRPC_UDS=\t# default",
+        "RUNTIME_SUBDIRECTORY=\t# default",
+        "TOLLGATE_SNAPSHOT=\t# default",
         "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS=***\t# environment",
     ] {
         assert!(out.lines().any(|shown| shown == line), "{line} is not in {out}");
@@ -640,4 +644,14 @@ fn env_prints_what_each_setting_comes_to_and_where_that_was_said() {
     let mut command = tollgate(&["env"]);
     command.env("GRPC_PORT", "x");
     assert_eq!(run(command).0, 2);
+    let mut command = tollgate(&["env"]);
+    command.env("USE_STATSD", "true").env("USE_PROMETHEUS", "true");
+    let (code, _, err) = run(command);
+    assert_eq!(
+        (code, &*err),
+        (
+            1,
+            "error: USE_STATSD and USE_PROMETHEUS are on; turn on one of them\n"
+        )
+    );
 }

@@ -13,6 +13,7 @@ use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue, any_value};
 use opentelemetry_proto::tonic::trace::v1::Span;
 use prost::Message as _;
 use tollgate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
+use tonic::transport::Channel;
 use tonic::{Code, Request};
 
 use crate::program::Served;
@@ -68,6 +69,13 @@ fn texts(attributes: &[KeyValue]) -> HashMap<String, String> {
         .collect()
 }
 
+async fn client(served: &mut Served) -> RateLimitServiceClient<Channel> {
+    let address = served.address_of("gRPC");
+    RateLimitServiceClient::connect(format!("http://{address}"))
+        .await
+        .unwrap()
+}
+
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -81,14 +89,12 @@ async fn each_call_is_a_span_below_its_callers_and_its_decision_one_below_that()
         &[
             ("TRACING_ENABLED", "true"),
             ("TRACING_SERVICE_NAMESPACE", "edge"),
+            // That is for other programs.
+            ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"),
             ("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint),
         ],
     );
-    let line = served.line_with("listening for gRPC on ");
-    let address = line.split("gRPC on ").nth(1).unwrap().split('"').next().unwrap();
-    let mut client = RateLimitServiceClient::connect(format!("http://{address}"))
-        .await
-        .unwrap();
+    let mut client = client(&mut served).await;
     let traced = |sampled: &str, message| {
         let mut call = Request::new(message);
         let parent = format!("00-{TRACE}-{CALLER}-{sampled}");
@@ -130,8 +136,8 @@ async fn each_call_is_a_span_below_its_callers_and_its_decision_one_below_that()
     assert_eq!(resource["service.instance.id"].len(), 36);
 }
 
-#[test]
-fn spans_that_go_nowhere_hold_up_nothing() {
+#[tokio::test]
+async fn spans_that_go_nowhere_hold_up_nothing_and_are_told_of() {
     let mut served = Served::start_with(
         &["serve", "--debug-port", "0"],
         &[
@@ -140,7 +146,13 @@ fn spans_that_go_nowhere_hold_up_nothing() {
             ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9"),
         ],
     );
-    served.line_with("listening for gRPC on ");
+    let question = request("shop", &["user=alice"]);
+    client(&mut served)
+        .await
+        .should_rate_limit(question)
+        .await
+        .unwrap();
     served.signal(Signal::SIGINT);
+    served.line_with("spans cannot be sent, and are lost until they can");
     assert_eq!(served.exit_code(), Some(0));
 }
