@@ -41,6 +41,7 @@ impl InForce {
     pub fn put(&self, loaded: Loaded) {
         let Loaded { mut matcher, .. } = loaded;
         let (has_domains, rules) = (matcher.domains().next().is_some(), matcher.rules());
+        let version = matcher.version().to_owned();
         self.metrics.adopt(&mut matcher);
         self.limiter.set_matcher(matcher);
         self.health.set_rules(has_domains);
@@ -49,7 +50,7 @@ impl InForce {
         if rules == 0 {
             warn!("there are no limits in the rules: everything passes");
         } else {
-            warn!(rules, "loaded {rules} rules");
+            warn!(rules, version, "loaded {rules} rules");
         }
     }
 

@@ -165,7 +165,7 @@ impl XdsClient {
             if self.responses > before {
                 wait = self.config.initial_backoff;
             }
-            warn!(%error, "no rules from the xDS server {} any more, trying again: {error}", self.config.server);
+            warn!(%error, "no rules from the xDS server {}, trying again: {error}", self.config.server);
             sleep(jittered(wait, JITTER)).await;
             wait = wait.saturating_mul(2).min(self.config.max_backoff);
         }

@@ -79,12 +79,15 @@ impl Server {
             rules: directory.path().join("rules.yaml"),
             _directory: directory,
         };
-        while TcpStream::connect(("127.0.0.1", grpc)).is_err() {
-            assert!(
-                start.elapsed() < Duration::from_secs(60),
-                "the server does not start"
-            );
-            thread::sleep(Duration::from_micros(200));
+        // That of HTTP is opened a moment after that of gRPC.
+        for port in [grpc, http] {
+            while TcpStream::connect(("127.0.0.1", port)).is_err() {
+                assert!(
+                    start.elapsed() < Duration::from_secs(60),
+                    "the server does not start"
+                );
+                thread::sleep(Duration::from_micros(200));
+            }
         }
         server.start = start.elapsed();
         server

@@ -201,6 +201,10 @@ impl TlsSettings {
         if !name.is_empty() && authority.is_none() {
             return Err("GRPC_CLIENT_TLS_SAN is set, but not GRPC_CLIENT_TLS_CACERT: no client is asked for a certificate".into());
         }
+        if self.grpc_client_tls_cacert.0.is_none() && authority.is_some() {
+            // With envoyproxy/ratelimit it has no effect.
+            warn!("gRPC clients must show a certificate: GRPC_SERVER_TLS_CA_CERT is set");
+        }
         let client_name = (!name.is_empty()).then(|| ServerName::try_from(name.to_owned()));
         Ok(Some(TlsConfig {
             certificate: needed(&self.grpc_server_tls_cert, "GRPC_SERVER_TLS_CERT")?,

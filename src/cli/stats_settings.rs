@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use regex::Regex;
-use tracing::error;
+use tracing::{error, warn};
 
 use super::server_settings::tcp;
 use super::values;
@@ -76,6 +76,9 @@ pub(super) struct StatsSettings {
 
 impl StatsSettings {
     pub(super) fn prometheus(&self) -> Option<PrometheusConfig> {
+        if self.use_prometheus && self.disable_stats {
+            warn!("USE_PROMETHEUS opens no port, since DISABLE_STATS is on");
+        }
         let (host, port) = &self.prometheus_addr;
         (self.use_prometheus && !self.disable_stats).then(|| PrometheusConfig {
             listen: tcp(host, *port),

@@ -44,6 +44,16 @@ pub(super) fn address_and_port(text: &str) -> Result<(String, u16), String> {
         .ok_or_else(|| "write an address and a port, such as :9090 or 127.0.0.1:9090".into())
 }
 
+/// `localhost:18000`.
+pub(super) fn xds_server(text: &str) -> Result<String, String> {
+    match text.split_once("://") {
+        Some(("http" | "https", rest)) => Err(format!(
+            "write {rest}, without a scheme; CONFIG_GRPC_XDS_SERVER_USE_TLS says whether it has TLS"
+        )),
+        _ => Ok(text.to_owned()),
+    }
+}
+
 pub(super) fn protocol(text: &str) -> Result<Protocol, String> {
     match text {
         "tcp" => Ok(Protocol::Tcp),

@@ -26,7 +26,7 @@ pub(super) struct XdsSettings {
     #[arg(long, env, value_name = "TYPE", value_parser = values::config_type, default_value = "FILE")]
     config_type: ConfigType,
     /// The xDS server
-    #[arg(long, env, value_name = "ADDRESS:PORT", default_value = "localhost:18000")]
+    #[arg(long, env, value_name = "ADDRESS:PORT", value_parser = values::xds_server, default_value = "localhost:18000")]
     config_grpc_xds_server_url: String,
     /// Who asks
     #[arg(long, env, value_name = "ID", default_value = "default")]

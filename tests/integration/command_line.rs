@@ -286,6 +286,11 @@ fn a_bad_setting_names_its_variable_and_what_to_write() {
     );
     test("LOG_LEVEL", "loud", &["error, warn, info, debug or trace"]);
     test("TOLLGATE_SHUTDOWN_GRACE", "10", &["write a duration with units"]);
+    test(
+        "CONFIG_GRPC_XDS_SERVER_URL",
+        "http://localhost:18000",
+        &["write localhost:18000, without a scheme"],
+    );
     test("TOLLGATE_CONFG", "rules", &["did you mean TOLLGATE_CONFIG?"]);
     test("TOLLGATE_LOG_LEVEL", "info", &["did you mean LOG_LEVEL?"]);
     test("TOLLGATE_PORT", "9000", &["did you mean PORT?"]);
