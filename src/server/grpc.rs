@@ -12,6 +12,7 @@ use h2::{Ping, PingPong};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
+use tracing::debug;
 
 pub(super) use self::admission::Admission;
 pub(super) use self::calls::Services;
@@ -82,8 +83,10 @@ impl GrpcPort {
         let Some(connection) = secured else {
             return;
         };
-        // How a connection ends is its client's affair.
-        let _ = self.serve_http2(connection).await;
+        // How a connection ends is its client's affair; one who speaks something else than HTTP/2 may want to know.
+        if let Err(error) = self.serve_http2(connection).await {
+            debug!(%error, "a gRPC connection broke: {error}");
+        }
     }
 
     async fn serve_http2<S>(self, connection: S) -> Result<(), h2::Error>
