@@ -105,7 +105,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Calls<S> {
 
     /// Takes in calls. Ready if there are too many for now, or with `true` if the connection has ended.
     fn poll_calls(&mut self, context: &mut Context<'_>, now: &mut Now<'_>) -> Poll<bool> {
-        while self.complete.len() < MOST_AT_ONCE {
+        for _ in 0..MOST_AT_ONCE {
             let Some(Ok((request, respond))) = ready!(self.connection.poll_accept(context)) else {
                 return Poll::Ready(true);
             };
@@ -122,8 +122,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Calls<S> {
         now: &mut Now<'_>,
     ) {
         if request.uri().path() != SHOULD_RATE_LIMIT {
-            self.routed
-                .spawn(routed::answer(request, respond, Arc::clone(&self.services)));
+            self.route(request, respond);
             return;
         }
         let (head, body) = request.into_parts();
@@ -153,6 +152,22 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Calls<S> {
                 }),
                 Err(status) => self.complete.push((call, Err(status))),
             },
+        }
+    }
+
+    /// Has a call of another method answered. It is admitted here: a task of which a client makes thousands, and takes them back,
+    /// may be long in coming to run.
+    fn route(&mut self, request: Request<RecvStream>, respond: SendResponse<Bytes>) {
+        match self.services.admission.admit() {
+            Ok(admitted) => {
+                let services = Arc::clone(&self.services);
+                self.routed
+                    .spawn(routed::answer(request, respond, admitted, services));
+            }
+            Err(status) => {
+                // Whoever has gone away meanwhile does not get it.
+                let _ = refuse(respond, &status);
+            }
         }
     }
 
@@ -197,12 +212,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Future for Calls<S> {
         let this = &mut *self;
         let services = Arc::clone(&this.services);
         loop {
+            // First: what reads before may leave no budget for it, and tasks that have ended would pile up.
+            while let Poll::Ready(Some(_)) = this.routed.poll_join_next(context) {}
             let mut now = Now::new(&services.clock);
             let polled = this.poll_calls(context, &mut now);
             while let Poll::Ready(Some(arrived)) = this.arriving.poll_next_unpin(context) {
                 this.complete.extend(arrived);
             }
-            while let Poll::Ready(Some(_)) = this.routed.poll_join_next(context) {}
             if polled == Poll::Ready(true) {
                 return Poll::Ready(());
             }

@@ -28,15 +28,9 @@ const CHECK: &str = "/grpc.health.v1.Health/Check";
 pub(super) async fn answer(
     request: Request<RecvStream>,
     mut respond: SendResponse<Bytes>,
+    admitted: Admitted,
     services: Arc<Services>,
 ) {
-    let admitted = match services.admission.admit() {
-        Ok(admitted) => admitted,
-        Err(status) => {
-            let _ = refuse(respond, &status);
-            return;
-        }
-    };
     let start = services.clock.monotonic();
     let is_check = request.uri().path() == CHECK;
     let closed = Box::pin(shutdown::closed(services.closed.clone()));
