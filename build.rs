@@ -1,10 +1,9 @@
 //! Compiles `proto/` with protox, so that a build needs no protoc.
 //!
-//! Two things come out: the Rust types of the wire, and a descriptor set in which `domain`, `key` and `value` are
+//! What comes out: the Rust types of the wire and of xDS; the types of the official protos, for `benches/baseline.rs`; and a
+//! descriptor set in which `domain`, `key` and `value` are
 //! `string`, as the official protos have them. The wire types have `bytes` there, so that a request with bytes that are
 //! not UTF-8 can be decoded; reflection and JSON show the official schema.
-//!
-//! What anybody's tonic service of the official protos is made of is generated as well, for `benches/baseline.rs`.
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -41,11 +40,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     let official = with_official_strings(descriptors);
     fs::write(out.join("official_descriptors.bin"), official.encode_to_vec())?;
 
-    let stock = out.join("stock");
-    fs::create_dir_all(&stock)?;
+    let baseline = out.join("baseline");
+    fs::create_dir_all(&baseline)?;
     tonic_prost_build::configure()
         .build_client(false)
-        .out_dir(stock)
+        .out_dir(baseline)
         .include_file("protos.rs")
         .compile_fds(official)?;
     Ok(())

@@ -26,7 +26,7 @@ use crate::protos::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitRe
 
 #[allow(dead_code, unreachable_pub, clippy::doc_markdown)] // the code is generated
 mod protos {
-    include!(concat!(env!("OUT_DIR"), "/stock/protos.rs"));
+    include!(concat!(env!("OUT_DIR"), "/baseline/protos.rs"));
 }
 
 /// Answers OK, and counts the calls.

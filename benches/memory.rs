@@ -8,9 +8,12 @@
 
 #![allow(clippy::disallowed_methods)] // a bench reads the real clock
 
+#[path = "common/resident.rs"]
+mod resident;
+
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
-use std::{env, fs, thread};
+use std::{env, thread};
 
 use hdrhistogram::Histogram;
 use mimalloc::MiMalloc;
@@ -20,6 +23,8 @@ use tollgate::key::KeyMaker;
 use tollgate::rate_limit::{Charge, RateLimit, Unit};
 use tollgate::store::Hit;
 use tollgate::store::memory::{FullPolicy, MemoryConfig, MemoryStore};
+
+use crate::resident::resident_bytes;
 
 /// The one of the server.
 #[global_allocator]
@@ -91,11 +96,11 @@ fn keys() {
     let bench = Bench::new(None);
     let limit = RateLimit::per(Unit::Year, 100);
     let now = bench.clock.now();
-    let before = resident_bytes();
+    let before = resident_bytes("self");
     for key in 0..KEYS {
         bench.hit(key, &limit, now);
     }
-    let bytes = resident_bytes() - before;
+    let bytes = resident_bytes("self") - before;
     println!(
         "{KEYS} keys: {} MiB, {:.1} bytes per key",
         bytes >> 20,
@@ -112,7 +117,7 @@ fn flood() {
     let bench = Bench::new(Some(BUDGET));
     let limit = RateLimit::per(Unit::Year, 100);
     let abuser = u64::MAX;
-    let before = resident_bytes();
+    let before = resident_bytes("self");
     while !bench.hit(abuser, &limit, bench.clock.now()) {}
 
     let quiet = Bench::new(None);
@@ -147,7 +152,7 @@ fn flood() {
             admitted += admitted_there;
         }
     });
-    let bytes = resident_bytes() - before;
+    let bytes = resident_bytes("self") - before;
     println!("1000 keys, alone:  {}", shown(&calm));
     println!("flood, {THREADS} threads:  {}", shown(&times));
     println!(
@@ -211,19 +216,4 @@ fn shown(times: &Histogram<u64>) -> String {
         at(0.999),
         times.max() as f64 / 1_000.0
     )
-}
-
-/// What the process holds in memory, by `/proc/self/status`.
-fn resident_bytes() -> u64 {
-    let status = fs::read_to_string("/proc/self/status").expect("this runs on Linux");
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("VmRSS:"))
-        .expect("the status has it");
-    let kilobytes: u64 = line
-        .trim()
-        .trim_end_matches(" kB")
-        .parse()
-        .expect("it is a number");
-    kilobytes << 10
 }

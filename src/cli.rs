@@ -144,7 +144,7 @@ pub fn main() -> ExitCode {
     };
     let done = match cli.command {
         Command::Serve(serve) => serve.run(),
-        Command::Env(serve) => print_settings(&matches).and_then(|code| serve.check().map(|()| code)),
+        Command::Env(serve) => print_settings(&matches).and_then(|code| serve.to_configs().map(|_| code)),
         Command::Check(check) => check.run(),
         Command::Replay(replay) => replay.run(),
     };
@@ -336,8 +336,6 @@ impl Serve {
     fn run(self) -> anyhow::Result<ExitCode> {
         let _guard = self.log.init();
         raise_limit_of_connections();
-        let config = self.server.to_config().map_err(anyhow::Error::msg)?;
-        let xds = self.xds.to_config(self.rules.merge_domains());
         let ignored = without_effect::set().join(", ");
         if !ignored.is_empty() {
             warn!(
@@ -345,18 +343,18 @@ impl Serve {
                 "environment variables without effect: {ignored}"
             );
         }
-        match xds.map_err(anyhow::Error::msg)? {
+        let (config, xds) = self.to_configs()?;
+        match xds {
             Some(xds) => self.run_with_xds(config, xds),
             None => self.run_with_files(config),
         }
     }
 
-    /// Whether the settings fit together.
-    fn check(&self) -> anyhow::Result<()> {
-        self.server.to_config().map_err(anyhow::Error::msg)?;
+    /// The settings of the server, and of the xDS server if rules come from one. Fails if they do not fit together.
+    fn to_configs(&self) -> anyhow::Result<(ServerConfig, Option<XdsConfig>)> {
+        let server = self.server.to_config().map_err(anyhow::Error::msg)?;
         let xds = self.xds.to_config(self.rules.merge_domains());
-        xds.map_err(anyhow::Error::msg)?;
-        Ok(())
+        Ok((server, xds.map_err(anyhow::Error::msg)?))
     }
 
     fn run_with_files(self, config: ServerConfig) -> anyhow::Result<ExitCode> {

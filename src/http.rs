@@ -104,7 +104,7 @@ async fn decide(State((rls, clock)): State<(Rls, Arc<Clock>)>, body: Body) -> Re
         Err(error) => {
             debug!(%error, "bad request on /json: {error}");
             let mut answer = (StatusCode::BAD_REQUEST, "Bad Request\n").into_response();
-            // The body is that of envoyproxy/ratelimit. A reason with line breaks in it, which quotes the request, stays away.
+            // The body is that of envoyproxy/ratelimit. A reason with control characters, as it may quote the request, is left out.
             if let Ok(reason) = HeaderValue::try_from(error.to_string()) {
                 answer.headers_mut().insert(REASON, reason);
             }

@@ -142,16 +142,9 @@ impl Children {
             }
             (Children::Many(alternatives), _) => alternatives.entry(key).or_default().add(value, node),
             (Children::None | Children::AnyValue(..), _) => {
-                let mut alternatives = HashMap::new();
-                if let Children::AnyValue(key, node) = *self {
-                    let without_value = Some(node);
-                    alternatives.insert(
-                        key,
-                        Alternatives {
-                            without_value,
-                            ..Alternatives::default()
-                        },
-                    );
+                let mut alternatives = HashMap::<_, Alternatives>::new();
+                if let Children::AnyValue(there, child) = *self {
+                    alternatives.entry(there).or_default().without_value = Some(child);
                 }
                 let added = alternatives.entry(key).or_default().add(value, node);
                 *self = Children::Many(Box::new(alternatives));

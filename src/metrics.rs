@@ -89,8 +89,8 @@ struct Service {
 pub struct Sample {
     /// Parts with dots between them.
     pub name: String,
-    /// Whose statistic it is, if it is one of a rule: domain and levels.
-    pub of_rule: Option<Arc<[String]>>,
+    /// The parts of its metric key, sanitized: domain and levels. `None` for what is not kept by metric key.
+    pub metric_key: Option<Arc<[String]>>,
     /// What it is.
     pub value: SampleValue,
 }
@@ -297,7 +297,7 @@ impl Metrics {
         for (key, parts, sums) in self.totals() {
             let names = Statistics::NAMES.into_iter().zip(sums);
             samples.extend(names.filter(|(_, sum)| *sum > 0).map(|(name, sum)| Sample {
-                of_rule: Some(Arc::clone(&parts)),
+                metric_key: Some(Arc::clone(&parts)),
                 ..counter(format!("{SERVICE}.rate_limit.{key}.{name}"), sum)
             }));
         }
@@ -338,7 +338,7 @@ impl Metrics {
             samples.push(counter(name("total_requests"), observed.count()));
             samples.push(Sample {
                 name: name("response_time"),
-                of_rule: None,
+                metric_key: None,
                 value: SampleValue::Time(Box::new(observed)),
             });
         }
@@ -359,7 +359,7 @@ impl Drop for OpenConnection {
 fn counter(name: String, value: u64) -> Sample {
     Sample {
         name,
-        of_rule: None,
+        metric_key: None,
         value: SampleValue::Counter(value),
     }
 }
@@ -367,7 +367,7 @@ fn counter(name: String, value: u64) -> Sample {
 fn gauge(name: &str, value: u64) -> Sample {
     Sample {
         name: name.to_owned(),
-        of_rule: None,
+        metric_key: None,
         value: SampleValue::Gauge(value),
     }
 }

@@ -36,7 +36,7 @@ pub struct Rule {
     pub levels: Levels,
     /// Domain and levels, joined by dots: `shop.path_/x.verb_get`.
     pub path: Box<str>,
-    /// What was counted of it under that key. Rules that are loaded again go on with it.
+    /// What was counted of it, unless its metric key depends on the request. Rules that are loaded again go on with it.
     pub totals: Arc<Totals>,
 }
 

@@ -50,10 +50,6 @@ use crate::xds::XdsClient;
 /// How long the last snapshot may take to write.
 const SNAPSHOT_PATIENCE: Duration = Duration::from_secs(30);
 
-/// What certificates are for, and what says where they are.
-const GRPC_CERTIFICATES: &str = "gRPC (GRPC_SERVER_TLS_CERT, GRPC_SERVER_TLS_KEY, GRPC_CLIENT_TLS_CACERT)";
-const HTTP_CERTIFICATES: &str = "HTTP (TOLLGATE_HTTP_TLS_CERT, TOLLGATE_HTTP_TLS_KEY)";
-
 /// Why the server could not start, or stopped.
 #[derive(Debug, Error)]
 pub enum ServerError {
@@ -68,10 +64,12 @@ pub enum ServerError {
         source: io::Error,
     },
     /// Certificates cannot be used.
-    #[error("cannot use the certificates for {purpose}")]
+    #[error("cannot use the certificates for {purpose} ({named_by})")]
     Tls {
-        /// `gRPC` or `HTTP`, and the variables that say where they are.
+        /// `gRPC` or `HTTP`.
         purpose: &'static str,
+        /// What says where they are.
+        named_by: &'static str,
         /// Why not.
         source: Box<TlsError>,
     },
@@ -173,8 +171,8 @@ impl Server {
             None => None,
         };
         let ports = Ports {
-            grpc_tls: tls(GRPC_CERTIFICATES, config.grpc.tls.as_ref(), &parts.clock)?,
-            http_tls: tls(HTTP_CERTIFICATES, config.http_tls.as_ref(), &parts.clock)?,
+            grpc_tls: tls("gRPC", config.grpc.tls.as_ref(), &parts.clock)?,
+            http_tls: tls("HTTP", config.http_tls.as_ref(), &parts.clock)?,
             grpc: listen("gRPC", &config.grpc.listen).await?,
             http: listen("HTTP", &config.http).await?,
             debug: listen_if_possible(config.debug.as_ref()).await,
@@ -420,9 +418,13 @@ fn tls(
     config: Option<&TlsConfig>,
     clock: &Arc<Clock>,
 ) -> Result<Option<TlsWatch>, ServerError> {
-    let tls = config.map(|config| TlsWatch::load(config.clone(), Arc::clone(clock)));
-    tls.transpose().map_err(|source| ServerError::Tls {
+    let Some(config) = config else {
+        return Ok(None);
+    };
+    let tls = TlsWatch::load(config.clone(), Arc::clone(clock));
+    tls.map(Some).map_err(|source| ServerError::Tls {
         purpose,
+        named_by: config.named_by,
         source: Box::new(source),
     })
 }

@@ -95,7 +95,7 @@ impl Spans {
             .build();
         let sampler = Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(config.sampling_rate)));
         let provider = SdkTracerProvider::builder()
-            .with_batch_exporter(Telling {
+            .with_batch_exporter(LoggedExporter {
                 exporter,
                 is_failing: AtomicBool::new(false),
             })
@@ -165,14 +165,15 @@ impl Spans {
     }
 }
 
-/// Sends spans, and tells when that does not work any more, and when it does again.
+/// An exporter that logs when spans can no longer be sent, and when they can again.
 #[derive(Debug)]
-struct Telling {
+struct LoggedExporter {
     exporter: SpanExporter,
+    /// Whether the last batch could not be sent.
     is_failing: AtomicBool,
 }
 
-impl trace::SpanExporter for Telling {
+impl trace::SpanExporter for LoggedExporter {
     async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
         let sent = self.exporter.export(batch).await;
         let was_failing = self.is_failing.swap(sent.is_err(), Ordering::Relaxed);

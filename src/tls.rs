@@ -36,6 +36,8 @@ pub struct TlsConfig {
     pub client_name: Option<ServerName<'static>>,
     /// Protocols to agree on, the first one that the client knows.
     pub protocols: &'static [&'static [u8]],
+    /// What says where the files are, for whoever has to mend it.
+    pub named_by: &'static str,
 }
 
 /// Why certificates cannot be used.

@@ -16,6 +16,8 @@ use nix::unistd::Pid;
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::resident::resident_bytes;
+
 /// A running server. It ends with this.
 pub(crate) struct Server {
     process: Child,
@@ -23,7 +25,7 @@ pub(crate) struct Server {
     pub(crate) grpc: u16,
     http: u16,
     /// How long it took until it took connections, from when its process was made.
-    pub(crate) start: Duration,
+    pub(crate) startup_time: Duration,
     /// Where the file of the rules is, in a directory that goes with the server.
     rules: PathBuf,
     _directory: TempDir,
@@ -75,7 +77,7 @@ impl Server {
             process,
             grpc,
             http,
-            start: Duration::ZERO,
+            startup_time: Duration::ZERO,
             rules: directory.path().join("rules.yaml"),
             _directory: directory,
         };
@@ -89,7 +91,7 @@ impl Server {
                 thread::sleep(Duration::from_micros(200));
             }
         }
-        server.start = start.elapsed();
+        server.startup_time = start.elapsed();
         server
     }
 
@@ -112,18 +114,7 @@ impl Server {
 
     /// What it holds in memory, in bytes.
     pub(crate) fn resident_bytes(&self) -> u64 {
-        let status =
-            fs::read_to_string(format!("/proc/{}/status", self.process.id())).expect("it is running");
-        let line = status
-            .lines()
-            .find_map(|line| line.strip_prefix("VmRSS:"))
-            .expect("Linux tells the resident size");
-        let kibibytes: u64 = line
-            .split_whitespace()
-            .next()
-            .and_then(|size| size.parse().ok())
-            .expect("it is a number");
-        kibibytes * 1024
+        resident_bytes(&self.process.id().to_string())
     }
 
     /// The sum of each metric over its labels.

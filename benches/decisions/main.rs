@@ -27,19 +27,21 @@ use tollgate::config::file;
 use tollgate::config::source::SourceFile;
 use tollgate::events::{Delivery, EventsConfig, Sink};
 use tollgate::limiter::{Limiter, LimiterConfig};
-use tollgate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use tollgate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 use tollgate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use tollgate::rls::Rls;
 use tollgate::server::observers;
 use tollgate::top::Top;
+
+use crate::request::request;
+
+const CLIENT: &str = "198.51.100.7";
 
 /// The one of the server.
 #[global_allocator]
 static ALLOCATOR: MiMalloc = MiMalloc;
 
 const RULES: &str = "
-domain: shop
+domain: bench
 descriptors:
   - {key: remote_address, rate_limit: {unit: hour, requests_per_unit: 4000000000}}
   - key: path
@@ -52,24 +54,6 @@ descriptors:
   - {key: refused_bucket, rate_limit: {unit: hour, requests_per_unit: 1, algorithm: token_bucket}}
   - {key: banned, rate_limit: {unit: hour, requests_per_unit: 1, ban: {after: 0, for: 1h}}}
 ";
-
-fn request(descriptors: &[&[(&'static str, &'static str)]]) -> RateLimitRequest {
-    let descriptor = |entries: &&[(&'static str, &'static str)]| RateLimitDescriptor {
-        entries: entries
-            .iter()
-            .map(|(key, value)| Entry {
-                key: key.as_bytes().into(),
-                value: value.as_bytes().into(),
-            })
-            .collect(),
-        ..RateLimitDescriptor::default()
-    };
-    RateLimitRequest {
-        domain: "shop".into(),
-        descriptors: descriptors.iter().map(descriptor).collect(),
-        hits_addend: 0,
-    }
-}
 
 fn limiter(rules: &str, events: Option<&Delivery>, top: Option<&Arc<Top>>) -> Limiter {
     let limiter = Limiter::new(LimiterConfig::default()).observed_by(observers(events, top));
@@ -96,17 +80,18 @@ fn decide(rls: &Rls, clock: &Clock, wire: &[u8]) -> Bytes {
 /// A decision, and beside it what its messages cost without one.
 fn decisions(criterion: &mut Criterion) {
     let rls = rls(RULES, None, None);
-    let all_or_nothing = RULES.replacen("domain: shop", "domain: shop\ncharge: all_or_nothing", 1);
+    let all_or_nothing = RULES.replacen("domain: bench", "domain: bench\ncharge: all_or_nothing", 1);
     let all_or_nothing = crate::rls(&all_or_nothing, None, None);
     let clock = Clock::system();
 
     let mut group = criterion.benchmark_group("decision");
-    let three = request(&[
-        &[("remote_address", "198.51.100.7")],
-        &[("path", "/login"), ("remote_address", "198.51.100.7")],
-        &[("path", "/other"), ("remote_address", "198.51.100.7")],
+    let client = || ("remote_address", CLIENT.to_owned());
+    let three = request([
+        vec![client()],
+        vec![("path", "/login".to_owned()), client()],
+        vec![("path", "/other".to_owned()), client()],
     ]);
-    let one = |key: &'static str| request(&[&[(key, "198.51.100.7")]]);
+    let one = |key| request([vec![(key, CLIENT.to_owned())]]);
     for (name, rls, request) in [
         ("one descriptor", &rls, one("remote_address")),
         ("three descriptors", &rls, three.clone()),
@@ -150,7 +135,7 @@ fn observed(criterion: &mut Criterion) {
         ("by top", rls(RULES, None, top.as_ref())),
     ] {
         for key in ["remote_address", "refused", "refused_bucket", "banned"] {
-            let wire = request(&[&[(key, "198.51.100.7")]]).encode_to_vec();
+            let wire = request([vec![(key, CLIENT.to_owned())]]).encode_to_vec();
             group.bench_function(format!("{key} {name}"), |bencher| {
                 bencher.iter(|| decide(&rls, &clock, black_box(&wire)));
             });

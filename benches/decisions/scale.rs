@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use bytes::BytesMut;
 use criterion::{Bencher, Criterion};
-use memchr::memmem;
 use prost::Message as _;
 use tollgate::clock::Clock;
 use tollgate::limiter::Limiter;
@@ -14,7 +13,7 @@ use tollgate::rls::{Rls, decode};
 
 use crate::limiter;
 use crate::random::SplitMix64;
-use crate::request::request;
+use crate::request::{Blanks, request};
 
 /// Of the first entries of the descriptors of a request: each descriptor has rules of its own.
 const KEYS: [&str; 3] = ["path", "route", "cluster"];
@@ -57,8 +56,8 @@ impl Draw {
 /// The bytes of a request, in which rule and client can be changed.
 struct Wire {
     bytes: Vec<u8>,
-    rules: Vec<usize>,
-    clients: Vec<usize>,
+    rules: Blanks,
+    clients: Blanks,
 }
 
 impl Wire {
@@ -70,22 +69,16 @@ impl Wire {
             ]
         }));
         let bytes = request.encode_to_vec();
-        let find = |text: &str| memmem::find_iter(&bytes, text).collect();
-        let (rules, clients) = (find(RULE), find(CLIENT));
         Wire {
+            rules: Blanks::find(&bytes, RULE),
+            clients: Blanks::find(&bytes, CLIENT),
             bytes,
-            rules,
-            clients,
         }
     }
 
     fn of(&mut self, rule: u32, client: u32) -> &[u8] {
-        for (places, number) in [(&self.rules, rule), (&self.clients, client)] {
-            let digits = digits(number);
-            for place in places {
-                self.bytes[*place..][..digits.len()].copy_from_slice(&digits);
-            }
-        }
+        self.rules.fill(&mut self.bytes, &digits(rule));
+        self.clients.fill(&mut self.bytes, &digits(client));
         &self.bytes
     }
 }
@@ -112,7 +105,7 @@ struct Bench {
 
 impl Bench {
     fn new(rules: u32, clients: u32, descriptors: usize) -> Self {
-        // The rules together are as many as were asked for.
+        // The rules of all keys together are as many as were asked for, but for the remainder.
         let rules_per_key = rules / descriptors as u32;
         let mut text = "domain: bench\ndescriptors:\n".to_owned();
         for key in &KEYS[..descriptors] {

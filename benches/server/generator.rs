@@ -12,6 +12,7 @@ use prost::Message as _;
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tollgate::proto::envoy::service::ratelimit::v3::RateLimitResponse;
+use tollgate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 
 use crate::request::PATH;
 
@@ -109,7 +110,7 @@ impl Connection {
         ensure!(status == Some(b"0"), "the call failed: {status:?}");
         let message = message.get(5..).context("the answer has no message")?;
         let answer = RateLimitResponse::decode(message)?;
-        ensure!(answer.overall_code == 1, "the call was refused");
+        ensure!(answer.overall_code == Code::Ok as i32, "the call was refused");
         Ok(())
     }
 }

@@ -39,6 +39,8 @@ mod random;
 mod report;
 #[path = "../common/request.rs"]
 mod request;
+#[path = "../common/resident.rs"]
+mod resident;
 #[path = "../common/server.rs"]
 mod server;
 mod start;

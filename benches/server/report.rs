@@ -15,9 +15,6 @@ pub(crate) struct Output {
     /// Where the figures are written as JSON
     #[arg(long, value_name = "FILE", default_value = "target/bench-server.json")]
     json: PathBuf,
-    /// Draw the CPU time of each call, relative to the baseline, into this file; only `closed`
-    #[arg(long, value_name = "FILE")]
-    svg: Option<PathBuf>,
 }
 
 /// Figures in rows.
@@ -66,9 +63,6 @@ impl Report {
             "results": self.results,
         });
         write(&output.json, &format!("{all:#}\n"))?;
-        if let Some(svg) = &output.svg {
-            write(svg, &crate::plot::draw(&all)?)?;
-        }
         Ok(())
     }
 }

@@ -24,7 +24,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     let mut report = Report::new("start", &["rules", "listening after, ms", "at most, ms"]);
     let mut add = |name: String, start: &dyn Fn() -> Server| {
         let times: Vec<f64> = (0..options.repetitions)
-            .map(|_| start().start.as_secs_f64() * 1e3)
+            .map(|_| start().startup_time.as_secs_f64() * 1e3)
             .collect();
         let most = times.iter().copied().fold(0.0, f64::max);
         let result = json!({"rules": name, "ms": times});

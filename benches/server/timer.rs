@@ -21,8 +21,8 @@ impl AsRawFd for Descriptor {
 impl Timer {
     pub(crate) fn new() -> anyhow::Result<Self> {
         let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::TFD_NONBLOCK)?;
-        // What is advised instead is unsafe. This is not: the timer owns its descriptor.
         #[allow(deprecated)]
+        // what is advised instead is unsafe, which this is not: the timer owns its descriptor
         let timer = AsyncFd::with_interest(Descriptor(timer), Interest::READABLE)?;
         Ok(Timer(timer))
     }

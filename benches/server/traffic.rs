@@ -4,11 +4,10 @@ use std::fmt::Write as _;
 
 use bytes::Bytes;
 use clap::ValueEnum;
-use memchr::memmem;
 use tollgate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 
 use crate::random::SplitMix64;
-use crate::request::{frame, request};
+use crate::request::{Blanks, frame, request};
 
 /// How many clients there are: so many counters has each rule that is met.
 pub(crate) const CLIENTS: u64 = 100_000;
@@ -24,8 +23,10 @@ descriptors:
   - {key: cluster, descriptors: *paths}
 ";
 
-/// What stands before the number of a client.
-const CLIENT: &str = "client-";
+/// Names of clients are all of one length.
+fn client_name(client: u64) -> String {
+    format!("client-{client:010}")
+}
 
 /// The rules of the calls and so many more, which differ by their limit.
 pub(crate) fn many_rules(rules: u32, limit: u32) -> String {
@@ -86,7 +87,7 @@ impl Size {
             let first = first.map(|(key, value)| (key, value.to_owned()));
             let rest = [
                 ("path", "/api/v1/items".to_owned()),
-                ("remote_address", format!("{CLIENT}{client:010}")),
+                ("remote_address", client_name(client)),
             ];
             first.into_iter().chain(rest).collect()
         }))
@@ -95,10 +96,9 @@ impl Size {
 
 /// Makes the frames of calls that differ in their client only.
 pub(crate) struct Frames {
-    /// That of client 0.
     template: Vec<u8>,
-    /// Where the ten digits are.
-    digits: Vec<usize>,
+    /// Where the name of the client stands.
+    blanks: Blanks,
     clients: Clients,
 }
 
@@ -114,22 +114,18 @@ pub(crate) enum Clients {
 impl Frames {
     pub(crate) fn new(size: Size, clients: Clients) -> Self {
         let template = frame(&size.request(0));
-        let starts = memmem::find_iter(&template, CLIENT);
-        let digits = starts.map(|start| start + CLIENT.len()).collect();
         Frames {
+            blanks: Blanks::find(&template, &client_name(0)),
             template,
-            digits,
             clients,
         }
     }
 
     /// The frame of one call, counted from 0.
     pub(crate) fn frame(&self, call: u64) -> Bytes {
-        let client = format!("{:010}", self.clients.client(call));
+        let client = client_name(self.clients.client(call));
         let mut frame = self.template.clone();
-        for start in &self.digits {
-            frame[*start..][..client.len()].copy_from_slice(client.as_bytes());
-        }
+        self.blanks.fill(&mut frame, client.as_bytes());
         frame.into()
     }
 }

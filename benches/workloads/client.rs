@@ -1,5 +1,6 @@
 //! What calls are made of, and connections to make them on.
 
+use tollgate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use tollgate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use tollgate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use tonic::transport::{Channel, Endpoint};
@@ -30,5 +31,5 @@ pub(crate) async fn ask(client: &mut Client, call: RateLimitRequest) -> RateLimi
 }
 
 pub(crate) fn is_over_limit(answer: &RateLimitResponse) -> bool {
-    answer.overall_code == 2
+    answer.overall_code == Code::OverLimit as i32
 }

@@ -21,6 +21,8 @@ mod random;
 mod random_users;
 #[path = "../common/request.rs"]
 mod request;
+#[path = "../common/resident.rs"]
+mod resident;
 #[path = "../common/server.rs"]
 mod server;
 

@@ -214,6 +214,7 @@ impl TlsSettings {
                 .transpose()
                 .map_err(|_| format!("GRPC_CLIENT_TLS_SAN is no DNS name: {name}"))?,
             protocols: &[b"h2"],
+            named_by: "GRPC_SERVER_TLS_CERT, GRPC_SERVER_TLS_KEY, GRPC_CLIENT_TLS_CACERT or GRPC_SERVER_TLS_CA_CERT",
         }))
     }
 
@@ -227,6 +228,7 @@ impl TlsSettings {
             client_authority: None,
             client_name: None,
             protocols: &[b"h2", b"http/1.1"],
+            named_by: "TOLLGATE_HTTP_TLS_CERT, TOLLGATE_HTTP_TLS_KEY",
         }))
     }
 }

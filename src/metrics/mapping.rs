@@ -332,7 +332,7 @@ fn check_name(name: &str, pattern: &Regex) -> Result<(), String> {
             return Err(format!("name: match has no capture {reference:?}{advice}"));
         }
     }
-    if super::prometheus::is_taken(name) {
+    if is_taken(name) {
         return Err(
             "name: what begins with process_ or tollgate_ is shown already: write another".to_owned(),
         );
@@ -353,6 +353,11 @@ fn references(template: &str) -> impl Iterator<Item = &str> {
             (end > 0).then(|| &rest[..end])
         }
     })
+}
+
+/// Whether metrics have names like this whatever a mapping file says.
+pub(super) fn is_taken(name: &str) -> bool {
+    name.starts_with("process_") || name.starts_with("tollgate_")
 }
 
 /// Whether Prometheus, or the way in which it reads histograms, gives a label of this name a meaning.

@@ -13,7 +13,7 @@ use std::time::Duration;
 use ::prometheus::proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType};
 use ::prometheus::{Encoder as _, TextEncoder};
 
-use super::mapping::{BUCKETS, Mapped, Mapping, is_reserved};
+use super::mapping::{BUCKETS, Mapped, Mapping, is_reserved, is_taken};
 use super::{Metrics, Observed, Sample, SampleValue};
 use crate::build;
 use crate::events::Events;
@@ -96,12 +96,15 @@ enum Values {
 
 impl Families {
     fn add(&mut self, sample: Sample, names: &Names) {
-        let Sample { name, of_rule, value } = sample;
+        let Sample {
+            name,
+            metric_key,
+            value,
+        } = sample;
         let mapped = names
             .mapping
             .as_ref()
             .and_then(|mapping| mapping.find(&name, &value));
-        let is_mapped = mapped.is_some();
         let (shown, labels, scale, buckets, help) = match mapped {
             Some(Mapped::Dropped) => return,
             Some(Mapped::To {
@@ -111,24 +114,26 @@ impl Families {
                 scale,
                 buckets,
             }) => {
+                let shown = plain(&name);
+                // Captures may leave nothing of a name, or make one of ours.
+                if shown.is_empty() || is_taken(&shown) {
+                    return;
+                }
                 let labels = labels
                     .into_iter()
                     .map(|(label, value)| (Cow::Owned(label), value));
-                (plain(&name), labels.collect(), scale, buckets, help)
+                (shown, labels.collect(), scale, buckets, help)
             }
             // What is ours stays as it is; a mapping file speaks of the others.
             None if names.mapping.is_some() && name.starts_with("ratelimit") => {
                 (plain(&name), Labels::new(), 1.0, BUCKETS.to_vec(), None)
             }
             None => {
-                let (shown, labels) = named(&name, of_rule.as_deref());
+                let (shown, labels) = named(&name, metric_key.as_deref());
                 let scale = if names.milliseconds { 1.0 } else { SECONDS };
                 (shown, labels, scale, BUCKETS.to_vec(), None)
             }
         };
-        if shown.is_empty() || is_mapped && is_taken(&shown) {
-            return;
-        }
         match value {
             SampleValue::Counter(value) => self.put(shown.clone(), labels, Value::Counter(value)),
             SampleValue::Gauge(value) => self.put(shown.clone(), labels, Value::Gauge(value)),
@@ -322,9 +327,9 @@ fn histogram(observed: &Observed, bounds: impl Iterator<Item = f64>, scale: f64)
     histogram
 }
 
-/// The name and labels for an internal name, with the domain and levels of the rule of which it is a statistic.
-fn named(internal: &str, of_rule: Option<&[String]>) -> (String, Labels) {
-    if let Some([domain, key1, deeper @ ..]) = of_rule
+/// The name and labels for an internal name, with the parts of its metric key, if it has one.
+fn named(internal: &str, metric_key: Option<&[String]>) -> (String, Labels) {
+    if let Some([domain, key1, deeper @ ..]) = metric_key
         && let Some((_, statistic)) = internal.rsplit_once('.')
     {
         let mut labels = vec![label("domain", domain.clone()), label("key1", key1.clone())];
@@ -358,11 +363,6 @@ fn named(internal: &str, of_rule: Option<&[String]>) -> (String, Labels) {
         );
     }
     (plain(internal), Vec::new())
-}
-
-/// Whether metrics have names like this whatever a mapping file says.
-pub(super) fn is_taken(name: &str) -> bool {
-    name.starts_with("process_") || name.starts_with("tollgate_")
 }
 
 /// A name with `_` for every byte that it cannot hold.

@@ -148,7 +148,7 @@ mod tests {
     fn sample(name: &str, value: SampleValue) -> Sample {
         Sample {
             name: name.to_owned(),
-            of_rule: None,
+            metric_key: None,
             value,
         }
     }

@@ -309,6 +309,7 @@ impl Authority {
             client_authority: mutual.then(|| self.path("ca.crt")),
             client_name: mutual.then(|| ServerName::try_from("envoy.mesh.local").unwrap()),
             protocols: &[b"h2"],
+            named_by: "GRPC_SERVER_TLS_CERT, GRPC_SERVER_TLS_KEY",
         }
     }
 
